@@ -36,6 +36,8 @@ small is not kept in a measurement, and its layout is one more thing to understa
 
 MAIN_SHARE = 2 / 3
 """Of the time for measuring, for what is trained."""
+_LATER_SHARE = 1 / 30
+"""Of the time for measuring, that a search takes in later runs of a program: who trains again wants to train."""
 
 _PROPOSALS, _MCMC_SECONDS = 10_000, 20.0
 """What a chain on simulated steps may use: the first ends it for small graphs, always with the same strategy."""
@@ -189,7 +191,7 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
     mesh, seed = plan.options.mesh_flag, plan.options.seed
     if prices is not None and arm.method == "search":
         limit = plan.options.bytes_per_device(machine)
-        return prices.find(seconds=seconds, simple_within=SIMPLE_WITHIN,
+        return prices.find(seconds=seconds, later_seconds=_LATER_SHARE * seconds, simple_within=SIMPLE_WITHIN,
                            memory_limit=None if math.isinf(limit) else limit, known=known)
     if prices is not None and arm.method.startswith("mcmc"):
         by_hand = (expert(graph, mesh.devices, mesh.axes or None) if arm.method == "mcmc_expert"
@@ -198,7 +200,7 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
     if prices is not None:
         end = time.monotonic() + seconds
         configurations = _find(arm, plan, graph, machine, None, 0.0).configurations if arm.method != "changed" else (
-            changed_configurations(prices.find(seconds=seconds).configurations,
+            changed_configurations(prices.find(seconds=seconds, later_seconds=_LATER_SHARE * seconds).configurations,
                                    random_configurations(graph, mesh.devices, int(arm.argument), seed),
                                    int(arm.argument), seed))
         # Of the same share as the search for what is changed.

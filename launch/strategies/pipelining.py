@@ -15,11 +15,10 @@ from pase_mtf.launch.console import Stage
 from pase_mtf.launch.flag_values import PIPELINE, ArmName
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.strategies.finding import MAIN_SHARE, share_of
-from pase_mtf.lowering.kernels import GraphKernels
 from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.find import evaluate_pipeline, find_measured_pipeline, find_pipeline
 from pase_mtf.pipeline.pipeline import Pipeline
-from pase_mtf.strategy.by_kernels import Telling
+from pase_mtf.strategy.by_kernels import Telling, kernels_of
 from pase_mtf.strategy.measured import MeasuredPrices
 
 __all__ = ["check_trained", "counts_of_microbatches", "find_pipelines"]
@@ -89,7 +88,7 @@ def _find(plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: fl
         if prices is None:
             return find_pipeline(graphs, plan.devices.count, machine, schedule=plan.options.schedule,
                                  memory_limit=within)
-        sources = {count: GraphKernels(one.graph, graph) for count, (one, graph) in programs.items()}
+        sources = {count: kernels_of(one.graph, graph) for count, (one, graph) in programs.items()}
         return find_measured_pipeline(graphs, sources, prices.meter, schedule=plan.options.schedule,
                                       memory_limit=within, seconds=share_of(until, 1.0), progress=Telling())
 
@@ -110,7 +109,7 @@ def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None
         if graph.hash != kept.graph_hash:
             raise MismatchError(f"{path}: made for graph {kept.graph_hash} of {kept.graph_name}, a microbatch of this "
                                 f"run is {graph.hash}; take the flags of that run, or search anew")
-        measured = None if prices is None else (GraphKernels(one.graph, graph), prices.meter)
+        measured = None if prices is None else (kernels_of(one.graph, graph), prices.meter)
         found = evaluate_pipeline(graph, kept.laid(), kept.microbatches, kept.schedule, machine, measured,
                                   seconds=share_of(until, 1.0), progress=Telling())
     limit = options.bytes_per_device(machine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
@@ -21,9 +22,9 @@ from pase_mtf.machine.kernel_times import Circumstances
 from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import Devices, cores, gpu_names, operation_threads, processor_name, uses_onednn
 
-__all__ = ["BACKENDS", "KERNEL_VERSION", "PROCESSES", "VERSION", "cache_path", "check_request", "fingerprint",
-           "fingerprint_of_kernels", "kernel_tables", "kernels_path", "measuring_alone", "memory_bytes", "read_cached",
-           "seconds_waited", "tensorflow_build", "tensorflow_version", "write_cached"]
+__all__ = ["BACKENDS", "KERNEL_VERSION", "PROCESSES", "VERSION", "cache_path", "check_request", "code_version",
+           "fingerprint", "fingerprint_of_kernels", "kernel_tables", "kernels_path", "measuring_alone", "memory_bytes",
+           "read_cached", "seconds_waited", "tensorflow_build", "tensorflow_version", "traces_path", "write_cached"]
 
 VERSION = 19
 """Of the way of measuring; cached numbers of another version are measured again."""
@@ -110,6 +111,25 @@ def kernels_path(devices: int, kind: str = "cpu") -> pathlib.Path:
 def kernel_tables() -> list[pathlib.Path]:
     """All files of kernel times that are kept, those of other circumstances, too."""
     return sorted(platformdirs.user_cache_path("pase_mtf", appauthor=False).glob("kernels-*.jsonl"))
+
+
+def traces_path() -> pathlib.Path:
+    """The file in the user's cache folder that keeps what operations become (`lowering.kept_traces`)."""
+    return platformdirs.user_cache_path("pase_mtf", appauthor=False) / "traces.sqlite"
+
+
+def code_version() -> str:
+    """What tells the code that lowers operations: the versions of what it is made with, and a digest of its own files,
+    models' among them."""
+    digest = hashlib.sha256()
+    for package in ("pase_mtf", "pase_mtf.models"):
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations or () if spec else ()):
+            for path in sorted(pathlib.Path(folder).rglob("*.py")):
+                digest.update(path.read_bytes())
+    versions = [f"{package} {importlib.metadata.version(package)}" for package in ("mesh-tensorflow", "numpy")]
+    return f"Python {platform.python_version()}, {' '.join(map(str, _tensorflow()))}, {', '.join(versions)}, " \
+           f"{digest.hexdigest()[:16]}"
 
 
 def cache_path(devices: int, kind: str = "cpu", over: Devices | None = None) -> pathlib.Path:

@@ -7,6 +7,7 @@ and which kernels to measure.
 
 from __future__ import annotations
 
+import array
 import collections
 import dataclasses
 import math
@@ -29,6 +30,9 @@ __all__ = ["KernelSource", "KnownKernels"]
 
 Counts = Mapping[Kernel, int]
 """Kernels, and how often a step runs them on all devices together."""
+
+_Places = tuple[tuple[int, int], ...]
+"""Which of its dims, by their place among these, a layer splits into how many parts, axis by axis."""
 
 
 class KernelSource(Protocol):
@@ -57,15 +61,24 @@ class KnownKernels:
     def __init__(self, graph: ComputationGraph, source: KernelSource) -> None:
         """Looks at nothing yet."""
         self._graph, self._source = graph, source
-        self._alike = [source.alike(number) for number in range(len(graph.layers))]
-        # (what layers have in common, which places of their dims are split) -> part -> kernels.
-        self._layers: dict[tuple[Hashable, tuple[tuple[int, int], ...]], dict[str, Counts]] = {}
-        # (edge, its ends) -> kernels.
-        self._edges: dict[tuple[int, Configuration, Configuration], Counts] = {}
+        # Numbers in place of what layers have in common: to look that up takes long.
+        numbers: dict[Hashable, int] = {}
+        self._alike = [numbers.setdefault(source.alike(number), len(numbers)) for number in range(len(graph.layers))]
+        self._tally = _Tally()
+        # (what layers have in common, which places of their dims are split) -> part -> row of the tally.
+        self._layers: dict[tuple[int, _Places], dict[str, int]] = {}
+        self._edges: dict[tuple[int, Configuration, Configuration], int] = {}  # (edge, its ends) -> row of the tally
+        # What the configurations offered to a layer split, by the identity of these, which are held on to.
+        self._offered: dict[tuple[int, int], tuple[Sequence[Configuration], list[_Places]]] = {}
 
-    def _key(self, number: int, configuration: Configuration) -> tuple[Hashable, tuple[tuple[int, int], ...]]:
+    def _places(self, number: int, configurations: Iterable[Configuration]) -> list[_Places]:
+        """Which places of a layer's dims configurations split."""
         places = {name: place for place, name in enumerate(self._graph.layers[number].dims)}
-        return self._alike[number], tuple((places.get(name, -1), parts) for name, parts in configuration.axes)
+        return [tuple([(places.get(name, -1), parts) for name, parts in configuration.axes])
+                for configuration in configurations]
+
+    def _key(self, number: int, configuration: Configuration) -> tuple[int, _Places]:
+        return self._alike[number], self._places(number, [configuration])[0]
 
     def look(self, configurations: Sequence[Configuration], edges: Iterable[int] | None = None) -> int:
         """Finds out which kernels a strategy runs; returns how much of that was new: layers and edges.
@@ -78,7 +91,8 @@ class KnownKernels:
         for number, configuration in enumerate(configurations):
             key = self._key(number, configuration)
             if key not in self._layers:
-                self._layers[key] = self._parts(number, configuration)
+                self._layers[key] = {part: self._tally.add(counts)
+                                     for part, counts in self._parts(number, configuration).items()}
         for number in range(len(self._graph.edges)) if edges is None else edges:
             edge = self._graph.edges[number]
             ends = number, configurations[edge.source], configurations[edge.target]
@@ -86,7 +100,7 @@ class KnownKernels:
                 source, target = (choice.placed(self._graph.layers[layer], dims) for layer, choice, dims in (
                     (edge.source, ends[1], edge.source_dims), (edge.target, ends[2], edge.target_dims)))
                 moved = self._source.move(source, target, edge.shape, edge.itemsize)
-                self._edges[ends] = {kernel: times * edge.trips for kernel, times in moved.items()}
+                self._edges[ends] = self._tally.add({kernel: times * edge.trips for kernel, times in moved.items()})
         return len(self._layers) + len(self._edges) - before
 
     def kernels(self, configurations: Sequence[Configuration],
@@ -96,19 +110,16 @@ class KnownKernels:
         Args:
           configurations, edges: as they were looked at.
         """
-        found: collections.Counter[Kernel] = collections.Counter()
-        for number, configuration in enumerate(configurations):
-            for counts in self._layers[self._key(number, configuration)].values():
-                found.update(counts)
+        rows = [row for number, configuration in enumerate(configurations)
+                for row in self._layers[self._key(number, configuration)].values()]
         for number in range(len(self._graph.edges)) if edges is None else edges:
             edge = self._graph.edges[number]
-            found.update(self._edges[number, configurations[edge.source], configurations[edge.target]])
-        return found
+            rows.append(self._edges[number, configurations[edge.source], configurations[edge.target]])
+        return self._tally.together(rows)
 
     def all_kernels(self) -> set[Kernel]:
         """Those of all configurations that were looked at."""
-        counts = [entry for parts in self._layers.values() for entry in parts.values()]
-        return {kernel for entry in (*counts, *self._edges.values()) for kernel in entry}
+        return self._tally.kernels
 
     # -- one layer ----------------------------------------------------------------------------------------------------
     def _parts(self, number: int, configuration: Configuration) -> dict[str, Counts]:
@@ -142,35 +153,28 @@ class KnownKernels:
           scaled: scale the prices of the model, where nothing else is known, by what those of the known ones turned
             out to be, per kind of layer (an estimate); or leave them (a bound).
         """
-        seconds: dict[Kernel, float] = {}
-
-        def total(counts: Counts) -> float:
-            for kernel in counts:
-                if kernel not in seconds:
-                    seconds[kernel] = price(kernel)
-            return sum(seconds[kernel] * times for kernel, times in counts.items())
-
-        parts = self._applied_to_layers(priced, total, scaled)
-        edges = self._applied_to_edges(priced, total, scaled)
+        totals = self._tally.totals(price)
+        parts = self._applied_to_layers(priced, totals, scaled)
+        edges = self._applied_to_edges(priced, totals, scaled)
         return dataclasses.replace(
             priced, parts=parts, edge_matrices=edges, network=network_of(priced.graph, parts, edges),
             again=lambda configurations: self.applied(priced.offering(configurations), price, scaled=scaled))
 
-    def _applied_to_layers(self, priced: PricedNetwork, total: Callable[[Counts], float], scaled: bool,
-                           ) -> tuple[np.ndarray, ...]:
+    def _applied_to_layers(self, priced: PricedNetwork, totals: np.ndarray, scaled: bool) -> tuple[np.ndarray, ...]:
         keys = [(self._alike[number], id(matrix)) for number, matrix in enumerate(priced.parts)]
-        columns: dict[tuple[Hashable, int], dict[int, np.ndarray]] = {}
+        known = collections.defaultdict[int, dict[_Places, np.ndarray]](dict)
+        for (alike, places), rows in self._layers.items():
+            known[alike][places] = np.array([totals[rows[part]] if part in rows else 0.0 for part in PARTS])
+        columns: dict[tuple[int, int], dict[int, np.ndarray]] = {}
         ratios = _Ratios()
         for number, (key, matrix, choices) in enumerate(zip(keys, priced.parts, priced.configurations, strict=True)):
             if key not in columns:
-                columns[key] = {}
-                for column, configuration in enumerate(choices):
-                    found = self._layers.get(self._key(number, configuration))
-                    if found is not None:
-                        entry = np.array([total(found.get(part, {})) for part in PARTS])
-                        columns[key][column] = entry
-                        ratios.add(self._graph.layers[number].kind, float(matrix[:, column].sum()), float(entry.sum()))
-        made: dict[tuple[Hashable, int], np.ndarray] = {}
+                found = known[key[0]]
+                columns[key] = {column: found[places] for column, places in enumerate(self._split(number, choices))
+                                if places in found}
+                for column, entry in columns[key].items():
+                    ratios.add(self._graph.layers[number].kind, float(matrix[:, column].sum()), float(entry.sum()))
+        made: dict[tuple[int, int], np.ndarray] = {}
         for number, (key, matrix) in enumerate(zip(keys, priced.parts, strict=True)):
             if key not in made:
                 made[key] = matrix * (ratios.of(self._graph.layers[number].kind) if scaled else 1.0)
@@ -178,19 +182,25 @@ class KnownKernels:
                     made[key][:, column] = entry
         return tuple(made[key] for key in keys)
 
-    def _applied_to_edges(self, priced: PricedNetwork, total: Callable[[Counts], float], scaled: bool,
-                          ) -> tuple[NetworkEdge, ...]:
+    def _split(self, number: int, offered: Sequence[Configuration]) -> list[_Places]:
+        """`_places` of all that is offered to a layer, found once: the same is priced again and again."""
+        key = number, id(offered)
+        if key not in self._offered:
+            self._offered[key] = offered, self._places(number, offered)
+        return self._offered[key][1]
+
+    def _applied_to_edges(self, priced: PricedNetwork, totals: np.ndarray, scaled: bool) -> tuple[NetworkEdge, ...]:
         # Edges of one matrix move tensors of one shape between the same shardings.
         cells: dict[int, dict[tuple[int, int], float]] = {}
         ratios = _Ratios()
-        for (number, source, target), counts in self._edges.items():
+        for (number, source, target), row in self._edges.items():
             edge, matrix = self._graph.edges[number], priced.edge_matrices[number]
             ends = priced.find(edge.source, source), priced.find(edge.target, target)
             if ends[0] is None or ends[1] is None:
                 continue
             cell = int(matrix.rows[ends[0]]), int(matrix.columns[ends[1]])
             if cell not in cells.setdefault(id(matrix.matrix), {}):
-                cells[id(matrix.matrix)][cell] = total(counts)
+                cells[id(matrix.matrix)][cell] = float(totals[row])
                 ratios.add("", float(matrix.matrix[cell]), cells[id(matrix.matrix)][cell])
         made: dict[int, np.ndarray] = {}
         for entry in priced.edge_matrices:
@@ -199,6 +209,45 @@ class KnownKernels:
                 for cell, seconds in cells.get(id(entry.matrix), {}).items():
                     made[id(entry.matrix)][cell] = seconds
         return tuple(dataclasses.replace(entry, matrix=made[id(entry.matrix)]) for entry in priced.edge_matrices)
+
+
+class _Tally:
+    """Kernels and how often they are run, row by row; the prices of all rows are found together."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Kernel, int] = {}
+        self._rows: list[Counts] = []
+        # Of every kernel of every row, one after another: the row, the kernel's number, how often it is run.
+        self._row, self._kernel, self._times = array.array("q"), array.array("q"), array.array("d")
+
+    @property
+    def kernels(self) -> set[Kernel]:
+        """Those of all rows."""
+        return set(self._numbers)
+
+    def add(self, counts: Counts) -> int:
+        """The number of a new row."""
+        for kernel, times in counts.items():
+            self._row.append(len(self._rows))
+            self._kernel.append(self._numbers.setdefault(kernel, len(self._numbers)))
+            self._times.append(times)
+        self._rows.append(counts)
+        return len(self._rows) - 1
+
+    def together(self, rows: Iterable[int]) -> collections.Counter[Kernel]:
+        """What some rows run."""
+        found: collections.Counter[Kernel] = collections.Counter()
+        for row in rows:
+            found.update(self._rows[row])
+        return found
+
+    def totals(self, price: Callable[[Kernel], float]) -> np.ndarray:
+        """float64 [rows]: the price of all that a row runs, by the price of a kernel."""
+        prices = np.array([price(kernel) for kernel in self._numbers])
+        if not len(prices):
+            return np.zeros(len(self._rows))
+        return np.bincount(np.array(self._row), np.array(self._times) * prices[np.array(self._kernel)],
+                           minlength=len(self._rows))
 
 
 class _Ratios:

@@ -13,22 +13,24 @@ from __future__ import annotations
 
 import collections
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering.emit import Emitter, on
-from pase_mtf.lowering.equal_nodes import EqualNodes, Value, doing_of
+from pase_mtf.lowering.equal_nodes import doing_of
+from pase_mtf.lowering.kept_traces import KeptTraces
 from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.mesh import DeviceMeshImpl
 from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.lowering.nodes import kernel_of
 from pase_mtf.lowering.plans import legal_spec
 from pase_mtf.lowering.recorded import recorded_move
+from pase_mtf.lowering.traces import Merging, Place, Trace, TracedNode
 from pase_mtf.lowering.variables import LaidOutVariable
 from pase_mtf.machine.kernels import Block, Kernel, float_of_size
 from pase_mtf.operations.flow import all_operations
@@ -48,13 +50,15 @@ class GraphKernels:
       untraced: why operations could not be lowered by themselves, a sentence each; additions stand for them.
     """
 
-    def __init__(self, graph: mtf.Graph, computation_graph: ComputationGraph) -> None:
+    def __init__(self, graph: mtf.Graph, computation_graph: ComputationGraph, kept: KeptTraces | None = None) -> None:
         """Lowers nothing yet.
 
         Args:
           graph: of Mesh-TF.
           computation_graph: what `export_graph` made of it.
+          kept: what its operations became before, and where what they become now is kept.
         """
+        self._kept = kept
         self._layers = computation_graph.layers
         # The names of the variables whose new values a layer computes.
         self._updated: dict[str, set[str]] = {layer.name: set() for layer in self._layers}
@@ -68,7 +72,7 @@ class GraphKernels:
         self._again: dict[int, tuple[int, ...]] = {}
         for layer in self._layers:
             self._again |= self._read_again(layer)
-        self._found: dict[Hashable, _Trace] = {}
+        self._found: dict[Hashable, Trace] = {}
         self.untraced: dict[str, None] = {}
 
     def layer(self, number: int, configuration: Configuration) -> Mapping[str, Mapping[Kernel, int]]:
@@ -84,7 +88,7 @@ class GraphKernels:
         layer = self._layers[number]
         spec = MeshSpec.of_configuration(configuration, layer.aliases)
         found: dict[str, collections.Counter[Kernel]] = {}
-        merging = _Merging()
+        merging = Merging()
         for operation in layer.operations:
             if operation.kind == "none":
                 continue
@@ -148,7 +152,7 @@ class GraphKernels:
         return found
 
     def _operation(self, layer: Layer, entry: LayerOperation, configuration: Configuration, spec: MeshSpec,
-                   merging: _Merging) -> Mapping[Kernel, int]:
+                   merging: Merging) -> Mapping[Kernel, int]:
         operation = self._operations[entry.index]
         rule = rule_of(operation)
         if rule.loop(operation):
@@ -165,10 +169,20 @@ class GraphKernels:
         # What reads one tensor twice may be equal to other nodes than what reads two.
         places = tuple(map(operation.inputs.index, operation.inputs))
         key = alike, again, places, tuple(parts.get(name, 1) for name in numbered)
+        trace = self._found_once(key, lambda: self._trace(operation, legal, lambda single: single.lower(operation),
+                                                          [operation.inputs[place] for place in again]))
+        return merging.run(operation, entry.trips, trace)
+
+    def _found_once(self, key: Hashable, find: Callable[[], Trace]) -> Trace:
+        """What an operation becomes: in this process, or in one before it."""
         if key not in self._found:
-            self._found[key] = self._trace(operation, legal, lambda single: single.lower(operation),
-                                           [operation.inputs[place] for place in again])
-        return merging.run(operation, entry.trips, self._found[key])
+            found = self._kept.get(key) if self._kept else None
+            if found is None:
+                found = find()
+                if self._kept:
+                    self._kept.keep(key, found)
+            self._found[key] = found
+        return self._found[key]
 
     def _assignments(self, layer: Layer, operation: mtf.Operation, spec: MeshSpec) -> Mapping[Kernel, int]:
         """Of an assignment, perhaps to the variables of many layers, those whose new values a layer computes.
@@ -182,15 +196,14 @@ class GraphKernels:
             if variable.name in own:
                 shape = tuple(dim.size // parts.get(dim.name, 1) for dim in variable.shape.dims)
                 key = operation.assign_fn, value.dtype, shape
-                if key not in self._found:
-                    self._found[key] = self._trace(operation, spec, functools.partial(
-                        _SingleOperation.assign, operation=operation, variable=variable, value=value))
-                found.update(node.kernel for node in self._found[key].nodes if node.kernel)
+                trace = self._found_once(key, functools.partial(self._trace, operation, spec, functools.partial(
+                    _SingleOperation.assign, operation=operation, variable=variable, value=value)))
+                found.update(node.kernel for node in trace.nodes if node.kernel)
         return found
 
     def _trace(self, operation: mtf.Operation, spec: MeshSpec,
                lower: Callable[[_SingleOperation], list[tf.Operation]], again: Sequence[mtf.Tensor] = (),
-               ) -> _Trace:
+               ) -> Trace:
         # Few operations look beyond their own device: those are lowered for all of them.
         failure = ""
         for everywhere in (False, True):
@@ -206,83 +219,6 @@ class GraphKernels:
         raise _UntracedError(failure)
 
 
-_Place = tuple[int, int]
-"""What a node of an operation reads: a node of its own and which output of that, or -1 - an input of the operation and
-which slice of that."""
-
-
-class _Node(NamedTuple):
-    """A node of an operation on a device.
-
-    Attributes:
-      kernel: None: it takes no time.
-      doing: `equal_nodes.doing_of` it.
-      any_order: it makes the same of what it reads in any order.
-      reads: tensors; None: something else.
-      waits: for which nodes.
-    """
-
-    kernel: Kernel | None
-    doing: Hashable
-    any_order: bool
-    reads: Sequence[_Place | None]
-    waits: Sequence[_Place | None]
-
-
-class _Trace(NamedTuple):
-    """What an operation becomes on a device.
-
-    Attributes:
-      nodes: in an order in which they can run.
-      made: the first slice of every output; None: it is not made by one of these nodes.
-    """
-
-    nodes: Sequence[_Node]
-    made: Sequence[_Place | None]
-
-
-class _Merging:
-    """Which nodes of a layer are run: of equal ones, the first."""
-
-    def __init__(self) -> None:
-        self._equal = EqualNodes()
-        self._values: dict[tuple[mtf.Tensor, int], Value] = {}  # slices of tensors
-
-    def run(self, operation: mtf.Operation, trips: int, trace: _Trace) -> collections.Counter[Kernel]:
-        """What is run for the next operation of a layer.
-
-        Args:
-          operation: which.
-          trips: how often a step does.
-          trace: of it, or of one that is alike.
-        """
-        found, numbers = collections.Counter[Kernel](), list[int]()
-
-        def value(place: _Place | None) -> Value:
-            if place is None:
-                return Value(self._equal.number(None)[0], 0)
-            node, output = place
-            if node >= 0:
-                return Value(numbers[node], output)
-            held = operation.inputs[-1 - node], output
-            if held not in self._values:
-                self._values[held] = value(None)
-            return self._values[held]
-
-        for node in trace.nodes:
-            reads = [value(place) for place in node.reads]
-            waits = sorted(value(place) for place in node.waits)
-            doing = None if node.doing is None else (trips, node.doing)
-            number, first = self._equal.number(doing, (*(sorted(reads) if node.any_order else reads), *waits))
-            numbers.append(number)
-            if first and node.kernel is not None:
-                found[node.kernel] += 1
-        for tensor, place in zip(operation.outputs, trace.made, strict=True):
-            if place is not None:
-                self._values[tensor, 0] = value(place)
-        return found
-
-
 def _without_names(key: Hashable, numbers: dict[str, int]) -> Hashable:
     """A `lowering_key` with numbers for the names of dims, in the order in which they appear: blocks of a network that
     are repeated differ in nothing else."""
@@ -294,6 +230,16 @@ def _without_names(key: Hashable, numbers: dict[str, int]) -> Hashable:
         case "shape", tuple(dims):
             return "shape", tuple((numbers.setdefault(name, len(numbers)), size) for name, size in dims)
     return tuple(_without_names(entry, numbers) for entry in key)
+
+
+def _digest(doing: Hashable) -> str | None:
+    """As short text, in which numbers of a constant take no more room than others."""
+    return None if doing is None else hashlib.blake2b(repr(doing).encode(), digest_size=12).hexdigest()
+
+
+def _calls(node: tf.Operation) -> bool:
+    """Whether a node calls a function of its graph."""
+    return any(value.HasField("func") or value.list.func for value in node.node_def.attr.values())
 
 
 def _addition(entry: LayerOperation, configuration: Configuration) -> Kernel:
@@ -371,7 +317,7 @@ class _SingleOperation(PlanLowering):
     def _made(self, before: int) -> list[tf.Operation]:
         return [node for node in tf.get_default_graph().get_operations()[before:] if node.device in ("", _DEVICE)]
 
-    def trace(self, operation: mtf.Operation, nodes: Sequence[tf.Operation], near: set[str]) -> _Trace:
+    def trace(self, operation: mtf.Operation, nodes: Sequence[tf.Operation], near: set[str]) -> Trace:
         """The nodes of an operation as they are kept. Most of what a kernel reads and writes `again` are tensors that
         lie in the caches.
 
@@ -380,11 +326,11 @@ class _SingleOperation(PlanLowering):
           nodes: on the first device, in an order in which they can run.
           near: names of tensors that lie in its caches.
         """
-        places: dict[str, _Place] = {}
+        places: dict[str, Place] = {}
         for number, tensor in enumerate(operation.inputs):
             for position, block in enumerate(self.stored(tensor).to_laid_out_tensor().all_slices):
                 places.setdefault(block.name, (-1 - number, position))
-        found, near = list[_Node](), set(near)
+        found, near = list[TracedNode](), set(near)
         for node in nodes:
             kernel, (doing, any_order) = kernel_of(node), doing_of(node)
             read = [tensor.name in near for tensor in node.inputs]
@@ -398,10 +344,10 @@ class _SingleOperation(PlanLowering):
             for output, tensor in enumerate(node.outputs):
                 places.setdefault(tensor.name, (len(found), output))
             places[f"^{node.name}"] = len(found), -1
-            found.append(_Node(kernel, doing, any_order, reads, waits))
+            found.append(TracedNode(kernel, _digest(doing), any_order, reads, waits))
         made = [self._stored.get(tensor) for tensor in operation.outputs]
-        return _Trace(found, [None if x is None or isinstance(x, mtf.LazyAllreduceSum) else
-                              places.get(x.all_slices[0].name) for x in made])
+        return Trace(found, [None if x is None or isinstance(x, mtf.LazyAllreduceSum) else
+                             places.get(x.all_slices[0].name) for x in made], not any(map(_calls, nodes)))
 
     def first_slice(self, tensor: mtf.Tensor) -> tf.Tensor:
         """A tensor that was read, on the first device."""

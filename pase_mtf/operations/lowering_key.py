@@ -14,15 +14,19 @@ import numpy as np
 
 from pase_mtf.compat import mtf, tf
 
-__all__ = ["function_key", "lowering_key"]
+__all__ = ["function_key", "lasting_text", "lowering_key"]
 
 # Attributes of operations that say who they are, not what they do.
 _SKIPPED = {"_inputs", "_outputs", "_mesh", "_name", "_unsplittable_dims"}
+_MARK = "_pase_mtf_"
+"""How the attributes begin that say which layer or block of its model an operation belongs to."""
 _DEEPEST = 6
 # Of these, equal ones are alike.
 _PLAIN = frozenset({str, int, float, bool, type(None), frozenset})
 # These last as long as the process, and hold no graph. Functions are TensorFlow's: those of others are taken apart.
 _LIBRARIES = frozenset({"tensorflow", "mesh_tensorflow", "numpy", "math", "functools", "itertools", "operator"})
+_VERSIONED = _LIBRARIES | {"builtins", "pase_mtf"}
+"""Packages whose code is the same where their versions are."""
 _LASTING = (*_PLAIN, type, types.CodeType, types.FunctionType, types.BuiltinFunctionType, np.dtype, tf.DType)
 
 
@@ -55,6 +59,45 @@ def function_key(function: Callable) -> Hashable | None:
     key = _key(function), tuple([(name, _library(value) if isinstance(value, types.ModuleType) else _key(value))
                                  for name, value in _globals(function)])
     return key if _lasts(key) else None
+
+
+def lasting_text(key: Hashable) -> str | None:
+    """A key as text, which another process finds for what is alike, with the same versions of all packages.
+
+    Args:
+      key: a `lowering_key`, or a tuple with some in it.
+
+    Returns:
+      None: it holds something that only this process can compare, or code that no version tells.
+    """
+    if isinstance(key, tuple):
+        match key:
+            case "function", str(module), types.CodeType() as code, cells, defaults:
+                return lasting_text(("function", module, _told(code), cells, defaults)) if _versioned(module) else None
+        texts = [lasting_text(entry) for entry in key]
+        return None if None in texts else f"({','.join(map(str, texts))})"
+    if isinstance(key, frozenset):
+        return f"{{{','.join(sorted(map(repr, key)))}}}"
+    if type(key) in _PLAIN:
+        return repr(key)
+    if isinstance(key, (tf.DType, np.dtype)):
+        return f"{type(key).__name__} {key.name}"
+    if isinstance(key, (type, types.BuiltinFunctionType, types.FunctionType)):
+        # What is made within a function may be another one with every call.
+        return (f"{key.__module__}.{key.__qualname__}" if _versioned(key.__module__)
+                and "<locals>" not in key.__qualname__ else None)
+    return None
+
+
+def _versioned(module: str) -> bool:
+    return str(module).split(".")[0] in _VERSIONED
+
+
+def _told(code: types.CodeType) -> Hashable:
+    """What tells code from other code of its module."""
+    return code.co_name, code.co_firstlineno, code.co_code.hex(), code.co_names, tuple(
+        _told(part) if isinstance(part, types.CodeType) else part if isinstance(part, frozenset) else repr(part)
+        for part in code.co_consts)
 
 
 def _globals(function: Callable) -> Iterator[tuple[str, object]]:
@@ -97,7 +140,7 @@ def _lasts(key: object) -> bool:
 
 def _operation_key(operation: mtf.Operation, depth: int) -> Hashable:
     attributes = tuple([(name, _key(value, depth + 1)) for name, value in vars(operation).items()
-                        if name not in _SKIPPED])
+                        if name not in _SKIPPED and not name.startswith(_MARK)])
     tensors = tuple([("mtf", ("shape", tuple(tensor.shape.dims)), tensor.dtype)
                      for tensor in (*operation.inputs, *operation.outputs)])
     return type(operation), tensors, attributes

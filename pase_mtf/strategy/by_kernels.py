@@ -9,15 +9,17 @@ import os
 import sys
 import time
 
+from pase_mtf.calibration.cache import code_version, traces_path
 from pase_mtf.calibration.load import GivenMachine, is_kernel_file, is_local
 from pase_mtf.calibration.meter import KernelMeter
 from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.calibration.saved import SavedKernels
+from pase_mtf.cost.kernels import KernelSource
 from pase_mtf.errors import UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.strategy.measured import MeasuredPrices
 
-__all__ = ["Telling", "kernel_times", "prices_by_kernels"]
+__all__ = ["Telling", "kernel_times", "kernels_of", "prices_by_kernels"]
 
 _EVERY = 3.0  # seconds
 
@@ -76,6 +78,19 @@ def kernel_times(machine: GivenMachine, devices: int, kind: str = "cpu", *, agai
     return meter
 
 
+def kernels_of(program: object, graph: ComputationGraph) -> KernelSource:
+    """Which kernels a program runs; what its operations become is kept for the next process that asks.
+
+    Args:
+      program: an mtf.Graph.
+      graph: what `export_graph` made of it.
+    """
+    # Which kernels an operation becomes is told by lowering it, which takes TensorFlow.
+    from pase_mtf.lowering.kept_traces import KeptTraces
+    from pase_mtf.lowering.kernels import GraphKernels
+    return GraphKernels(program, graph, KeptTraces(traces_path(), code_version()))
+
+
 def prices_by_kernels(program: object, graph: ComputationGraph, kernels: KernelMeter | SavedKernels,
                       tell: Telling | None = None) -> MeasuredPrices:
     """The prices of a program's strategies.
@@ -86,6 +101,4 @@ def prices_by_kernels(program: object, graph: ComputationGraph, kernels: KernelM
       kernels: what they are made of.
       tell: is told what is being done.
     """
-    # Which kernels an operation becomes is told by lowering it, which takes TensorFlow.
-    from pase_mtf.lowering.kernels import GraphKernels
-    return MeasuredPrices(graph, GraphKernels(program, graph), kernels, tell or Telling())
+    return MeasuredPrices(graph, kernels_of(program, graph), kernels, tell or Telling())

@@ -95,7 +95,7 @@ class MeasuredPrices:
         self._graph, self._source, self._meter, self._progress = graph, source, meter, progress
         self._known = KnownKernels(graph, source)
         self._base: tuple[int, PricedNetwork] | None = None
-        self.rounds, self._unknown = 0, 0.0
+        self.rounds = 0
         self._begin_with: Sequence[Configuration] | None = None
         self._bounds = dict[float | None, _Bound]()  # by memory limit
 
@@ -104,12 +104,15 @@ class MeasuredPrices:
         """Where the times of kernels come from."""
         return self._meter
 
-    def find(self, *, seconds: float = math.inf, prove: bool = False, memory_limit: float | None = None,
-             simple_within: float = 0.0, known: Sequence[Configuration] | None = None) -> Strategy:
+    def find(self, *, seconds: float = math.inf, later_seconds: float | None = None, prove: bool = False,
+             memory_limit: float | None = None, simple_within: float = 0.0,
+             known: Sequence[Configuration] | None = None) -> Strategy:
         """The cheapest strategy by kernels that are measured, or else estimated; within a gap that it tells.
 
         Args:
           seconds: how long to look and to measure; what is not measured then keeps its estimate.
+          later_seconds: instead, where most kernels of what seems the cheapest are known, as they are in all runs of a
+            program but the first; None: the same.
           prove: go on to measure until no other strategy can be cheaper, or the seconds are over, also where all
             kernels of what was found are known. That takes most kernels of most configurations.
           memory_limit, simple_within, known: of `find_strategy`.
@@ -121,6 +124,9 @@ class MeasuredPrices:
         if not self._graph.layers:
             raise InfeasibleError(f"{self._graph.name}: the graph has no layers; build the model before searching")
         begin = time.perf_counter()
+        first = self._unknown(memory_limit, begin + seconds) > _FIRST_TIME
+        if not first and later_seconds is not None:
+            seconds = later_seconds
         end = begin + seconds
         best, complete = self._explore(begin + (1.0 - _BY_HAND_SHARE) * seconds, memory_limit)
         # After the search: what it has not seen it estimates by what it has, and these may be far from the best.
@@ -129,7 +135,7 @@ class MeasuredPrices:
         # The first run on a machine has to measure, and goes on to prove, for no longer than it took to find something;
         # later ones want the answer at once.
         now = time.perf_counter()
-        if complete and (prove or self._unknown > _FIRST_TIME):
+        if complete and (prove or first):
             solution, complete = self._converge(end if prove else min(end, now + (now - begin)), memory_limit)
         else:
             solution, complete = self._tighten(min(end, time.perf_counter() + _SEARCH_SECONDS), memory_limit), False
@@ -271,6 +277,14 @@ class MeasuredPrices:
             if stuck or time.perf_counter() >= end:
                 return best, False
 
+    def _unknown(self, memory_limit: float | None, end: float) -> float:
+        """Of the kernels of the strategy that is the cheapest by what is known before anything is measured, those that
+        nobody measured here, as a fraction."""
+        configurations = self._configurations(self._solve(self._priced(bounds=False), memory_limit, end))
+        self._known.look(configurations)
+        kernels = self._known.kernels(configurations)
+        return len(self._meter.missing(list(kernels))) / max(1, len(kernels))
+
     def _cost(self, configurations: Sequence[Configuration]) -> float:
         """Seconds of a step by what is known now."""
         priced, assignment = with_configurations(self._priced(bounds=False), configurations)
@@ -352,8 +366,6 @@ class MeasuredPrices:
         missing = missing_of(self._meter, counts)
         if not missing or time.perf_counter() >= end:
             return 0
-        if not self.rounds:
-            self._unknown = len(missing) / len(counts)
         self.rounds += 1
         return measure(self._meter, missing, end, f"round {self.rounds}", self._progress)
 

@@ -105,6 +105,22 @@ def test_without_a_proof_a_strategy_of_measured_kernels(graph, everything):
     assert found.seconds <= min(seconds.values()) * (1 + found.search["gap"]) * (1 + 1e-9)
 
 
+def test_a_later_run_does_not_measure_for_as_long_as_the_first(graph):
+    """Nothing at all here; whatever it is told, the first one has to."""
+    first = PretendedMeter()
+    found = MeasuredPrices(graph, _Source(graph), first).find(seconds=1e9, later_seconds=0.0)
+    assert found.search["kernels"]["measured_of_strategy"] == found.search["kernels"]["of_strategy"]
+    known = KnownKernels(graph, _Source(graph))
+    known.look(found.configurations)
+    _, *all_but_one = known.kernels(found.configurations)
+    for seconds, again in ((None, True), (0.0, False)):
+        later = PretendedMeter()
+        later.measure(all_but_one)
+        told = MeasuredPrices(graph, _Source(graph), later).find(seconds=1e9, later_seconds=seconds)
+        assert (len(later.asked) > len(all_but_one)) is again
+        assert told.search["lower_bound"] <= told.seconds
+
+
 @pytest.mark.parametrize(("prove", "expected"), [(False, 0), (True, 1)])
 def test_to_prove_takes_no_longer_than_to_find(graph, monkeypatch, prove, expected):
     """However many seconds there are, unless a proof is what was asked for; and it says how far it is."""
