@@ -53,6 +53,55 @@ def slicewise_of_less_forward(b: Builder) -> Made:
                                     splittable_dims=x.shape.dims)], [x])
 
 
+def _of_two(x: mtf.Tensor, y: mtf.Tensor) -> mtf.Tensor:
+    return mtf.slicewise(lambda s, t: tf.sinh(s) * t, [x, y], x.shape, x.dtype, splittable_dims=x.shape.dims)
+
+
+def _tripled(x: mtf.Tensor) -> mtf.Tensor:
+    """Made anew on every device: what is imported whole is the same tensor on all."""
+    return x * 3.0
+
+
+def slicewise_of_what_is_made_of_another(b: Builder) -> Made:
+    """Of x and a softmax of x: the gradient of x takes the way through that, too."""
+    x = b.input("x", [dim("x", 4), dim("y", 4), dim("z", 2)])
+    y = _tripled(x)
+    return gradients([_of_two(y, mtf.softmax(y, dim("y", 4)))], [x])
+
+
+def slicewise_of_sums_of_another(b: Builder) -> Made:
+    x = b.input("x", [dim("x", 4), dim("y", 4), dim("z", 2)])
+    y = _tripled(x)
+    return gradients([_of_two(y, y - mtf.reduce_mean(y, reduced_dim=dim("x", 4)))], [x])
+
+
+def slicewise_of_another_shifted(b: Builder) -> Made:
+    x = b.input("x", [dim("x", 4), dim("y", 4)])
+    y = _tripled(x)
+    return gradients([_of_two(y, mtf.shift(mtf.sin(y), 1, dim("y", 4), wrap=True))], [x])
+
+
+def slicewise_of_another_renamed(b: Builder) -> Made:
+    x = b.input("x", [dim("x", 4), dim("y", 4)])
+    y = _tripled(x)
+    renamed = mtf.softmax(mtf.rename_dimension(y, "y", "z"), dim("z", 4))
+    return gradients([_of_two(y, mtf.rename_dimension(renamed, "z", "y"))], [x])
+
+
+def slicewise_of_a_product_of_another(b: Builder) -> Made:
+    """Stock Mesh-TF does not stop TensorFlow where a program stops a gradient."""
+    x, w = b.input("x", [dim("x", 4), dim("y", 4)]), b.input("w", [dim("y", 4), dim("z", 4)])
+    y = _tripled(x)
+    other = mtf.rename_dimension(mtf.einsum([y, w], mtf.Shape([dim("x", 4), dim("z", 4)])), "z", "y")
+    return gradients([_of_two(y, mtf.stop_gradient(other) + y)], [x, w])
+
+
+def power_of_sums_of_another(b: Builder) -> Made:
+    x = b.input("x", [dim("x", 4), dim("y", 4)])
+    y = _tripled(x)
+    return gradients([mtf.pow(mtf.abs(y) + 1.0, mtf.reduce_mean(y, reduced_dim=dim("y", 4)))], [x])
+
+
 def slicewise_reduction(b: Builder) -> Made:
     """Declared splittable where the function sums, or makes, a dim."""
     x = b.input("x", [dim("x", 4), dim("y", 4)])

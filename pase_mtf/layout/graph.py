@@ -251,8 +251,9 @@ class GraphSearch:
 
     def of_program(self, costs: Iterable[LayoutCost]) -> tuple[str, ...]:
         """What trying the program's own Operation classes showed, which of these layouts were kept out by those that
-        could not be tried, and whether the losses of two layouts can be compared."""
-        return (*own_class_notes(self._legality.unknown, costs), *_noise_note(self._random))
+        could not be tried, and whether the losses of two layouts, and those of our lowering, can be compared."""
+        return (*own_class_notes(self._legality.unknown, costs), *_noise_note(self._random),
+                *_twice_note(self._legality.twice))
 
     def notes(self, best: Candidate) -> tuple[str, ...]:
         """Cheaper layouts that do not lower, and what is assumed of the graph."""
@@ -348,3 +349,13 @@ def _meshes_for_fixed(meshes: Sequence[MeshShape], fixed: Mapping[str, str | Non
         rules = ";".join(f"{dim}:{axis}" for dim, axis in fixed.items())
         raise InfeasibleError(f"what is fixed ({rules}) does not lower: {problems[0]}; fix it otherwise")
     return kept
+
+
+def _twice_note(twice: Mapping[str, str]) -> tuple[str, ...]:
+    if not twice:
+        return ()
+    (operation, through), *others = twice.items()
+    more = f" (and of {len(others)} more)" if others else ""
+    return (f"note: an input of {operation} is made of another one, through {through}: stock Mesh-TensorFlow counts "
+            f"that way twice in its gradient{more}, on one device, too, pase_mtf.lower once; give the function a "
+            "grad_function",)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from pase_mtf.compat import mtf
 from pase_mtf.layout.space import expressible
 from pase_mtf.operations.alike import Alike
+from pase_mtf.operations.flow import ways
 from pase_mtf.operations.protocols import Dims, dims_of
 from pase_mtf.operations.registry import is_known, rule_of
 from pase_mtf.operations.stock_reshape import reshape_problem
@@ -58,6 +59,7 @@ class StockLegality:
       together: pairs of dims that have to share a mesh axis, or both be whole -> the problem where they do not.
       reshapes: (dims before, dims after) -> operation.
       unknown: operations of classes without a rule, which are tried.
+      twice: operations whose gradients count something twice, under no split, too -> what that comes through.
     """
 
     def __init__(self, graph: mtf.Graph, outputs: Iterable[mtf.Tensor] = (), devices: int = 0, *,
@@ -81,6 +83,7 @@ class StockLegality:
         self.reshapes: dict[tuple[Dims, Dims], str] = {}
         self.hopeless: list[Problem] = []
         self.unknown: list[mtf.Operation] = []
+        self.twice: dict[str, str] = {}
         self.devices, self.rebuilt = devices, rebuilt
         self._reduced: dict[tuple[PendingSum, str], Problem] = {}  # sums that may not be pending
         self._sums: dict[mtf.Tensor, PendingSum] = {}
@@ -91,7 +94,8 @@ class StockLegality:
         self._alike, self._looked_at = alike, set[int]()  # numbers of operations
         self._reshape_cache: dict[tuple[Hashable, ...], tuple[str, bool]] = {}
         self._using: dict[str, list[tuple[frozenset[str], Dims, Dims, str]]] = {}  # dim name -> reshapes
-        for operation in _with_bodies(graph.operations):
+        self._position = {operation: number for number, operation in enumerate(_with_bodies(graph.operations))}
+        for operation in self._position:
             self._used.update(operation.inputs)
             loop = rule_of(operation).loop(operation)
             if loop is not None:
@@ -177,6 +181,15 @@ class StockLegality:
     def is_used(self, tensor: mtf.Tensor) -> bool:
         """Whether anybody reads the tensor."""
         return tensor in self._used
+
+    def ways(self, sources: Collection[mtf.Tensor], targets: Iterable[mtf.Tensor],
+             ) -> list[tuple[mtf.Operation, mtf.Tensor]]:
+        """The ways by which some tensors are made of others (`operations.flow.ways`)."""
+        return ways(sources, targets, self._position)
+
+    def counts_twice(self, operation: mtf.Operation, through: mtf.Operation) -> None:
+        """The gradient of an operation counts twice what comes through another one."""
+        self.twice.setdefault(operation.name, through.name)
 
     def scan(self, operation: mtf.Operation, inside: frozenset[mtf.Tensor] | None = None) -> None:
         """Looks at an operation; within a loop, given all tensors that are made in it."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pase_mtf.compat import mtf
 from pase_mtf.operations.registry import LoopParts, rule_of
 
-__all__ = ["Flow", "all_operations"]
+__all__ = ["Flow", "all_operations", "ways"]
 
 Loops = tuple[mtf.Operation, ...]
 
@@ -24,6 +24,35 @@ def _with_loops(operations: Iterable[mtf.Operation], outside: Loops = ()) -> Ite
 def all_operations(graph: mtf.Graph) -> list[mtf.Operation]:
     """The operations of a graph in its order, those in a loop before the loop."""
     return [operation for operation, _ in _with_loops(graph.operations)]
+
+
+def ways(sources: Collection[mtf.Tensor], targets: Iterable[mtf.Tensor],
+         position: Mapping[mtf.Operation, int]) -> list[tuple[mtf.Operation, mtf.Tensor]]:
+    """The ways by which some tensors are made of others, as gradients take them: through floating point numbers.
+
+    Args:
+      sources: what they begin with.
+      targets: what they end with, which may be a source, too.
+      position: of all operations, in an order in which they can run.
+
+    Returns:
+      The operations on them, in that order, each with what it reads there; one that reads several of them is there as
+      often.
+    """
+    earliest = min((position.get(tensor.operation, -1) for tensor in sources), default=0)
+    waiting, behind = [tensor.operation for tensor in targets], set[mtf.Operation]()
+    while waiting:
+        operation = waiting.pop()
+        if operation not in behind and position.get(operation, -1) > earliest:
+            behind.add(operation)
+            waiting += [tensor.operation for tensor in rule_of(operation).reads(operation) if tensor.dtype.is_floating]
+    reached, found = set(sources), list[tuple[mtf.Operation, mtf.Tensor]]()
+    for operation in sorted(behind, key=position.__getitem__):
+        read = [tensor for tensor in rule_of(operation).reads(operation) if tensor in reached]
+        if read:
+            found += [(operation, tensor) for tensor in read]
+            reached.update(tensor for tensor in operation.outputs if tensor.dtype.is_floating)
+    return found
 
 
 class Flow:

@@ -323,5 +323,13 @@ class StockDemands(Protocol):
     def is_used(self, tensor: mtf.Tensor) -> bool:
         """Whether anybody reads the tensor."""
 
+    def ways(self, sources: Collection[mtf.Tensor], targets: Iterable[mtf.Tensor],
+             ) -> list[tuple[mtf.Operation, mtf.Tensor]]:
+        """The ways by which some tensors are made of others (`operations.flow.ways`)."""
+
+    def counts_twice(self, operation: mtf.Operation, through: mtf.Operation) -> None:
+        """The gradient of an operation by an input that another one is made of counts what comes through here twice,
+        under no split, too."""
+
     def scan(self, operation: mtf.Operation, inside: frozenset[mtf.Tensor]) -> None:
         """Looks at an operation within another, given all tensors that are made within."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Sequence
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.joined import in_blocks, joined_dims
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
 from pase_mtf.operations.protocols import Lowering, StockDemands
-from pase_mtf.operations.registry import Rule, add_rules, always, names_of, splittable_dims
+from pase_mtf.operations.registry import Rule, add_rules, always, is_known, names_of, rule_of, splittable_dims
 from pase_mtf.operations.tracing import traced_nodes
 
 _ops = mtf.ops
@@ -116,6 +117,33 @@ def _gradient_demands(operation: mtf.ops.GenericGradOperation, demands: StockDem
         if demands.is_used(gradient) and tensor.dtype.is_floating:
             demands.keep_whole(operation, made - set(tensor.shape.dimension_names),
                                f"every part of it has a part of the gradient of {tensor.name}")
+    floats = {tensor: demands.is_used(gradient) for tensor, gradient in zip(
+        forward.inputs, operation.outputs, strict=True) if tensor.dtype.is_floating}
+    # Stock Mesh-TF has TensorFlow differentiate by an input that another is made of, without stopping it there: what
+    # comes to it by that way is counted a second time, on every device what came about on that device.
+    for between, read in demands.ways([tensor for tensor, used in floats.items() if used], floats):
+        demands.counts_twice(forward, between)
+        demands.keep_whole(operation, _combined_along(between, read), "stock Mesh-TensorFlow takes the gradient of "
+                           f"{forward.name} through {between.name} as well, and every part would have a part of that")
+
+
+def _combined_along(operation: mtf.Operation, read: mtf.Tensor) -> set[str]:
+    """The dims along which an operation takes values of one place of what it reads to another, or may do so."""
+    rule = rule_of(operation)
+    if not is_known(operation) or rule.body(operation):
+        return {name for inner in (operation, *rule.body(operation)) for name in names_of(inner)}
+    if rule.role(operation) == "rename":
+        return names_of(operation) - _unmoved(read.shape.dims, operation.outputs[0].shape.dims)
+    made = {name for tensor in operation.outputs for name in tensor.shape.dimension_names}
+    shift = rule.shift(operation)
+    return (set(read.shape.dimension_names) - made) | ({shift[0]} if shift else set())
+
+
+def _unmoved(old: Sequence[mtf.Dimension], new: Sequence[mtf.Dimension]) -> set[str]:
+    """The names of the dims before and after those that a reshape works on."""
+    both = itertools.chain(*(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs) for pairs in (
+        zip(old, new, strict=False), zip(reversed(old), reversed(new), strict=False))))
+    return {dim.name for dim, _ in both}
 
 
 add_rules({

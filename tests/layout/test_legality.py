@@ -13,6 +13,7 @@ from nets import Builder
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.layout.costs import LayoutCosts
+from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.legality import Problem, StockLegality
 from pase_mtf.layout.search import Search
 from pase_mtf.layout.space import MeshShape
@@ -173,3 +174,16 @@ def test_what_is_legal_lowers_to_the_values_of_one_device(name):
     assert not wrong, wrong[:5]
     assert not lax, lax[:5]
     assert not cautious, cautious[:5]
+
+
+@pytest.mark.parametrize(("name", "told"), [
+    ("slicewise_of_another_shifted", "an input of slicewise is made of another one, through "),
+    ("slicewise_of_less", ""), ("pointwise", "")])
+def test_what_stock_counts_twice_is_told(name, told):
+    with tf.Graph().as_default():
+        builder = Builder(tf.float64)
+        outputs = CASES[name](builder)
+        found = find_layout(builder.graph, 2, outputs, "1080ti")
+    notes = [note for note in found.notes if "counts that way twice" in note]
+    assert len(notes) == bool(told)
+    assert all(told in note for note in notes)
