@@ -1,7 +1,8 @@
 """The default search beside other exact solvers, in seconds of the processor, and held to its time and memory.
 
-    python -m benchmarks.search_solvers                 # about half an hour; writes docs/benchmarks/solvers.md
+    python -m benchmarks.search_solvers                 # half an hour, and hours for the models; writes solvers.md
     python -m benchmarks.search_solvers --networks=instances --again    # rows that are there, too
+    python -m benchmarks.search_solvers --networks=models --models=alexnet,gnmt --devices=12,1000 --budget=600
 
 Every solver has one thread and a process of its own; all of them run one after another. What is measured is written
 row by row, numbers to solvers.json: a run that was ended goes on where it was.
@@ -15,6 +16,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,15 +27,23 @@ from benchmarks.commands import told_in_one_line
 from benchmarks.facts import facts, facts_text, of_rows
 from benchmarks.search import FOLDER
 from benchmarks.search_budget import NETWORKS
+from benchmarks.search_devices import DEVICES
 from benchmarks.search_document import seconds_text
-from benchmarks.search_networks import INSTANCES, ROOT, shuffled
+from benchmarks.search_networks import INSTANCES, ROOT, Workshop, shuffled
 from benchmarks.search_random import random_network
+from pase_mtf import models
+from pase_mtf.cost.build import build_network
 from pase_mtf.errors import UsageError
 from pase_mtf.files import write_atomically
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.machine.machine import Machine
 from pase_mtf.search.network import CostNetwork
 
 __all__ = ["RANDOM", "SOLVERS", "document", "main"]
 
+MODELS = "models"
+"""The kind of networks that are those of all models on all of `search_devices.DEVICES`."""
+_PRESET, _MACHINE = "big", "h100"
 SOLVERS = ("exact", "toulbar2", "cpsat", "milp")
 RANDOM = (
     ("ladder", "structured", 200, 20), ("ladder", "noise", 200, 12), ("ladder", "integer", 60, 30),
@@ -72,6 +82,22 @@ def networks(folder: pathlib.Path, kinds: Sequence[str]) -> dict[str, pathlib.Pa
     return found
 
 
+def _model_network(workshop: Workshop, model: str, devices: int) -> pathlib.Path:
+    """The file of a model's network on so many devices, made where there is none."""
+    path = workshop.folder / f"{model}-{_PRESET}-{_MACHINE}_{devices}.npz"
+    if not path.exists():
+        graph = ComputationGraph.load(workshop.graph(model, _PRESET, models.load_config(model, _PRESET).batch))
+        build_network(graph, Machine.load(_MACHINE), devices).network.save(path)
+    return path
+
+
+def _solved(path: pathlib.Path, limit: float, here: Any) -> dict[str, Any]:
+    """What all solvers make of a network."""
+    return {"facts": here} | {solver: _run(
+        ["benchmarks.solvers", solver, str(path), f"--limit={limit}", *(["--check"] if solver == "exact" else [])],
+        6 * limit + 120) for solver in SOLVERS}
+
+
 def _seconds(outcome: dict[str, Any]) -> float:
     """CPU seconds: of ours all of the search with compiled code loaded, of the others the solver alone."""
     return outcome.get("warm_cpu_seconds", outcome.get("solver_cpu_seconds", outcome.get("cpu_seconds", 0.0)))
@@ -103,13 +129,10 @@ def _cell(outcome: dict[str, Any], best: float) -> str:
     return f"not proven, {outcome['cost'] / best - 1:+.2%}" if outcome["cost"] < float("inf") else "nothing found"
 
 
-def document(results: dict[str, Any]) -> str:
-    """The page."""
-    limit, earlier = results["limit"], results.get("facts")
-    everything = [*results["solvers"].values(), *results["budgets"]]
-    here, compared = facts_text(of_rows(everything, earlier)), 0
-    lines, ahead, ahead_whole = [], 0, 0
-    for name, measured in results["solvers"].items():
+def _table(rows: Rows, limit: float) -> tuple[str, str]:
+    """A table of networks, and a sentence on how often ours is the first."""
+    lines, ahead, ahead_whole, compared = [], 0, 0, 0
+    for name, measured in rows.items():
         outcomes = {solver: outcome for solver, outcome in measured.items() if solver in SOLVERS}
         compared += not _missing(outcomes)
         best = min(outcome.get("cost", float("inf")) for outcome in outcomes.values())
@@ -119,20 +142,34 @@ def document(results: dict[str, Any]) -> str:
                    for which in ("certified_cpu_seconds", "check_cpu_seconds")]
         lines.append([name, *(_cell(outcomes[solver], best) for solver in SOLVERS),
                       *("yes" if won else "no" for won in (first, whole)), *checked])
-    parts = [f"# Solvers side by side\n\n{here}. Reproduce with "
+    told = (f"`exact` proves first on {ahead} of {compared}"
+            + (f" (on {len(lines) - compared} others not all solvers were there)" if compared < len(lines) else "")
+            + "; where the others' models are counted too, from the network in memory to the proof, on "
+            f"{ahead_whole}")
+    return markdown.table(["network", *SOLVERS, "`exact` first", "models counted", "certified", "checked"], lines,
+                          left=(0, 5, 6)), told
+
+
+def document(results: dict[str, Any]) -> str:
+    """The page."""
+    limit, earlier, of_models = results["limit"], results.get("facts"), results.get(MODELS, {})
+    everything = [*results["solvers"].values(), *of_models.values(), *results["budgets"]]
+    parts = [f"# Solvers side by side\n\n{facts_text(of_rows(everything, earlier))}. Reproduce with "
              "`python -m benchmarks.search_solvers` (`pip install '.[launch,benchmark,toulbar2,auto_mtf]'` first)."]
-    if lines:
+    if results["solvers"]:
+        table, told = _table(results["solvers"], limit)
         parts.append(
              f"Seconds of the processor, one thread each, at most {limit:g} s. Of `exact` they are all of the search, "
              "normal form included, with its compiled code loaded; of the others the solver alone, once it holds its "
              "model. Random networks: layers x configurations, seed 7 of `benchmarks/search_random.py`. "
-             f"So `exact` proves first on {ahead} of {compared}"
-             + (f" (on {len(lines) - compared} others not all solvers were there)" if compared < len(lines) else "")
-             + "; where the others' models are counted too, from the "
-             f"network in memory to the proof, on {ahead_whole}. The last columns: `exact` with a certificate, and "
-             "`check_certificate` of that.\n\n"
-             + markdown.table(["network", *SOLVERS, "`exact` first", "models counted", "certified", "checked"], lines,
-                              left=(0, 5, 6)))
+             f"So {told}. The last columns: `exact` with a certificate, and `check_certificate` of that.\n\n{table}")
+    if of_models:
+        table, told = _table(of_models, limit)
+        wanted = len(models.names()) * len(DEVICES)
+        parts.append(
+            f"## All models\n\nThe launcher's models (preset {_PRESET}) on {', '.join(map(str, DEVICES))} devices of "
+            f"`{_MACHINE}`, by the same rules: {len(of_models)} of {wanted} networks were measured; of these "
+            f"{told}.\n\n{table}")
     budgets = [[row["name"], f"{row['limit']:g}", f"{row['cpu_seconds']:.2f}", f"{row['network_bytes'] / 1e6:.0f}",
                 f"{row['search_bytes'] / 1e6:.0f}",
                 "proven" if row["optimal"] else f"{row['gap']:.2%}" if row["gap"] < 1e9 else "no bound"]
@@ -151,8 +188,8 @@ def document(results: dict[str, Any]) -> str:
 def _read(path: pathlib.Path) -> dict[str, Any]:
     """What has been measured, every row with where that was."""
     if not path.exists():
-        return {"limit": None, "solvers": {}, "budgets": []}
-    results = json.loads(path.read_text(encoding="utf-8"))
+        return {"limit": None, "solvers": {}, MODELS: {}, "budgets": []}
+    results = {MODELS: {}, **json.loads(path.read_text(encoding="utf-8"))}
     earlier = results.pop("facts", None)
     for row in [*results["solvers"].values(), *results["budgets"]]:
         row.setdefault("facts", earlier)
@@ -164,7 +201,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and writes; returns 2 where a flag makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--limit", type=float, default=20.0, help="seconds for each solver (default: %(default)s)")
-    parser.add_argument("--networks", default="instances,random,budgets", help="of these (default: %(default)s)")
+    parser.add_argument("--networks", default=f"instances,random,budgets,{MODELS}",
+                        help="of these (default: %(default)s)")
+    parser.add_argument("--models", default=",".join(models.names()), help="of the models (default: %(default)s)")
+    parser.add_argument("--devices", default=",".join(map(str, DEVICES)), help="of the models (default: %(default)s)")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="begin nothing after so many seconds")
     parser.add_argument("--again", action="store_true", help="rows that are there, too")
     parser.add_argument("--output", default=str(FOLDER), help="folder of the results")
     flags = parser.parse_args(arguments)
@@ -175,7 +216,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise UsageError(f"--limit={flags.limit:g}: the rows of {path} are of {results['limit']:g} s; name another "
                          "--output")
     results["limit"] = flags.limit
-    kinds = flags.networks.split(",")
+    kinds, chosen, end = flags.networks.split(","), flags.models.split(","), time.monotonic() + flags.budget
+    for name in chosen:
+        models.get(name)
+    wanted = [int(word) for word in flags.devices.split(",")]
+    for devices in wanted:
+        if devices not in DEVICES:
+            raise UsageError(f"--devices={flags.devices}: {devices} is not among {', '.join(map(str, DEVICES))}")
     output.mkdir(parents=True, exist_ok=True)
 
     def save() -> None:
@@ -183,19 +230,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_atomically(output / "solvers.md", document(results))
     with tempfile.TemporaryDirectory(prefix="pase_mtf-solvers-") as folder:
         for name, path in tqdm(networks(pathlib.Path(folder), kinds).items(), file=sys.stderr):
-            if name in results["solvers"] and not flags.again:
+            if time.monotonic() > end or (name in results["solvers"] and not flags.again):
                 continue
-            results["solvers"][name] = {"facts": here} | {solver: _run(
-                ["benchmarks.solvers", solver, str(path), f"--limit={flags.limit}",
-                 *(["--check"] if solver == "exact" else [])], 6 * flags.limit + 120)
-                for solver in SOLVERS}
+            results["solvers"][name] = _solved(path, flags.limit, here)
             save()
     for shape, costs, layers, configurations, distinct, limit in tqdm(NETWORKS if "budgets" in kinds else (),
                                                                       file=sys.stderr):
         shared = "" if distinct is None else f", {distinct} matrices"
         name = f"{shape}, {costs}, {layers} x {configurations}{shared}"
         known = next((row for row in results["budgets"] if row["name"] == name), None)
-        if known is not None and not flags.again:
+        if time.monotonic() > end or (known is not None and not flags.again):
             continue
         extra = [] if distinct is None else [f"--distinct={distinct}"]
         row = _run(["benchmarks.search_budget", shape, costs, str(layers), str(configurations), f"--limit={limit}",
@@ -205,6 +249,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results["budgets"].append(row)
         else:
             results["budgets"][results["budgets"].index(known)] = row
+        save()
+    asked = [(name, devices) for devices in wanted for name in chosen] if MODELS in kinds else []
+    for name, devices in tqdm(asked, file=sys.stderr):
+        key = f"{name}, p = {devices}"
+        if time.monotonic() > end or (key in results[MODELS] and not flags.again):
+            continue
+        results[MODELS][key] = _solved(_model_network(Workshop(ROOT / "build" / "search"), name, devices), flags.limit,
+                                       here)
+        order = [f"{one}, p = {number}" for one in models.names() for number in DEVICES]
+        results[MODELS] = dict(sorted(results[MODELS].items(), key=lambda row: order.index(row[0])))
         save()
     return 0
 

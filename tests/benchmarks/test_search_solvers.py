@@ -61,3 +61,28 @@ def test_page():
     assert "0.25 s after the limit" in text
     assert "50.00%" in text
     assert "no memory" in text
+    assert "All models" not in text
+    results["models"] = {"gnmt, p = 12": results["solvers"]["one"]}
+    models = search_solvers.document(results).partition("## All models")[2]
+    assert "1 of 64 networks were measured; of these `exact` proves first on 1 of 1;" in models
+    assert "| gnmt, p = 12 " in models
+
+
+def test_models_on_many_devices_are_measured_once(tmp_path, monkeypatch, capsys):
+    """Beside what is there; what takes longer than there is time for is left to the next run."""
+    asked = []
+    monkeypatch.setattr(search_solvers, "_model_network", lambda workshop, *what: asked.append(what))
+    monkeypatch.setattr(search_solvers, "_solved", lambda *given: {"facts": None, **{
+        solver: {"cost": 1.0, "optimal": True, "cpu_seconds": 0.1} for solver in search_solvers.SOLVERS}})
+    where = ["--networks=models", f"--output={tmp_path}"]
+    for more, wanted in ((["--budget=0"], []), (["--models=gnmt", "--devices=12"], [("gnmt", 12)]),
+                         (["--models=alexnet,gnmt", "--devices=6,12"],
+                          [("alexnet", 6), ("gnmt", 6), ("alexnet", 12)])):
+        assert search_solvers.main([*where, *more]) == 0
+        assert asked == wanted
+        asked.clear()
+    rows = [line.split("|")[1].strip() for line in (tmp_path / "solvers.md").read_text().splitlines()
+            if ", p = " in line]
+    assert rows == ["alexnet, p = 6", "alexnet, p = 12", "gnmt, p = 6", "gnmt, p = 12"]
+    assert search_solvers.main([*where, "--devices=7"]) == 2
+    assert "--devices=7: 7 is not among 6, 12, " in capsys.readouterr().err
