@@ -95,7 +95,7 @@ class MeasuredPrices:
         self._graph, self._source, self._meter, self._progress = graph, source, meter, progress
         self._known = KnownKernels(graph, source)
         self._base: tuple[int, PricedNetwork] | None = None
-        self.rounds = 0
+        self.rounds, self._most_spent = 0, math.inf
         self._begin_with: Sequence[Configuration] | None = None
         self._bounds = dict[float | None, _Bound]()  # by memory limit
 
@@ -111,8 +111,8 @@ class MeasuredPrices:
 
         Args:
           seconds: how long to look and to measure; what is not measured then keeps its estimate.
-          later_seconds: instead, where most kernels of what seems the cheapest are known, as they are in all runs of a
-            program but the first; None: the same.
+          later_seconds: how long to measure at most, where most kernels of what seems the cheapest are known, as they
+            are in all runs of a program but the first; None: as long.
           prove: go on to measure until no other strategy can be cheaper, or the seconds are over, also where all
             kernels of what was found are known. That takes most kernels of most configurations.
           memory_limit, simple_within, known: of `find_strategy`.
@@ -124,10 +124,9 @@ class MeasuredPrices:
         if not self._graph.layers:
             raise InfeasibleError(f"{self._graph.name}: the graph has no layers; build the model before searching")
         begin = time.perf_counter()
-        first = self._unknown(memory_limit, begin + seconds) > _FIRST_TIME
-        if not first and later_seconds is not None:
-            seconds = later_seconds
         end = begin + seconds
+        first = self._unknown(memory_limit, end) > _FIRST_TIME
+        self._most_spent = math.inf if first or later_seconds is None else self._meter.spent + later_seconds
         best, complete = self._explore(begin + (1.0 - _BY_HAND_SHARE) * seconds, memory_limit)
         # After the search: what it has not seen it estimates by what it has, and these may be far from the best.
         by_hand = self._by_hand()
@@ -159,6 +158,7 @@ class MeasuredPrices:
         if simple_within > 0.0:
             found = simpler(found, priced, memory_limit, simple_within)
         found.search.update(self._report(found.configurations))
+        self._most_spent = math.inf
         return found
 
     def evaluate(self, configurations: Sequence[Configuration], name: str, *, seconds: float = math.inf) -> Strategy:
@@ -364,6 +364,7 @@ class MeasuredPrices:
         for configurations in strategies:
             counts |= self._known.kernels(configurations)
         missing = missing_of(self._meter, counts)
+        end = min(end, time.perf_counter() + self._most_spent - self._meter.spent)
         if not missing or time.perf_counter() >= end:
             return 0
         self.rounds += 1
