@@ -11,13 +11,16 @@ import sys
 from pase_mtf.errors import FormatError, UsageError, nearest, shortened
 from pase_mtf.files import read_json
 
-__all__ = ["ARM_NAMES", "MAX_DEVICES", "PIPELINE", "STOCK", "ArmName", "MeshFlag", "fitting_arms", "largest_divisor",
-           "parse_arms", "parse_mesh"]
+__all__ = ["ARM_NAMES", "BY_BATCH", "MAX_DEVICES", "PIPELINE", "STOCK", "ArmName", "MeshFlag", "fitting_arms",
+           "largest_divisor", "parse_arms", "parse_mesh"]
 
 STOCK = "stock_data_parallel"
 PIPELINE = "pipeline"
 _TRAINED = ("data_parallel", "zero", "expert", "search", PIPELINE)
 ARM_NAMES = (*_TRAINED, STOCK, "mcmc", "mcmc_expert", "auto_mtf", "random:N", "changed:N")
+
+BY_BATCH = ("stock", "data_parallel", "zero")
+"""Methods that give every device as many examples of a (micro)batch: data parallelism, whoever lowers or updates it."""
 
 _RANDOM = ("random", "changed")
 _MAX_RANDOM = 64
@@ -97,7 +100,7 @@ class ArmName:
       method: "stock", "data_parallel", "zero", "expert", "search", "pipeline", "mcmc", "mcmc_expert", "auto_mtf",
         "random", "changed" (the best strategy with some layers changed at random) or "file".
       argument: number of the random strategy, path of the file of a strategy or pipeline, or the devices of data
-        parallelism or of an expert that leaves others idle.
+        parallelism (with sharded updates or without) or of an expert that leaves others idle.
     """
 
     name: str
@@ -153,7 +156,7 @@ def fitting_arms(arms: tuple[ArmName, ...], batch: int, devices: int) -> tuple[A
     count = largest_divisor(batch, devices)
     result = []
     for arm in arms:
-        if arm.method not in ("stock", "data_parallel"):
+        if arm.method not in BY_BATCH:
             result.append(arm)
         elif count > 1:
             result.append(dataclasses.replace(arm, name=f"{arm.name}_{count}", argument=str(count)))

@@ -15,6 +15,7 @@ from pase_mtf.calibration.load import are_measured, is_kernel_file
 from pase_mtf.errors import UsageError, nearest, shortened
 from pase_mtf.launch.cluster.flag import ClusterFlag, parse_cluster
 from pase_mtf.launch.flag_values import (
+    BY_BATCH,
     PIPELINE,
     ArmName,
     MeshFlag,
@@ -234,8 +235,8 @@ class Options:
           preset: its name.
 
         Raises:
-          UsageError: data parallelism is to be trained, and the batch does not divide by the number of devices; or it
-            does not divide by that of microbatches.
+          UsageError: data parallelism is to be trained, with sharded updates or without, and the batch does not split
+            over the devices; or it does not divide by the number of microbatches.
         """
         batch, pieces = self.batch or config.batch, self.microbatch_count or 1
         if batch % pieces:
@@ -246,12 +247,14 @@ class Options:
         if rate is None:
             rate = config.learning_rate if optimizer == config.optimizer else OPTIMIZERS[optimizer]
         devices = self.mesh_flag.devices
-        if batch % (pieces * devices) and self.arms[0].method == "data_parallel":
+        if batch % (pieces * devices) and self.arms[0].method in BY_BATCH:
             whole = f"--batch={batch}" + (f" in {pieces} microbatches" if pieces > 1 else "")
             near = max(1, round(batch / (pieces * devices))) * pieces * devices
-            raise UsageError(f"--strategy=data_parallel: {whole} does not split over {devices} devices; take "
-                             f"--batch={near}, --mesh={largest_divisor(batch // pieces, devices)}, or "
-                             "--strategy=search")
+            processes = self.cluster_flag.processes if self.cluster_flag else 1
+            fewer = [f"--mesh={count}" for count in range(devices, 0, -1)
+                     if batch // pieces % count == 0 and count % processes == 0][:1]
+            raise UsageError(f"--strategy={self.strategy}: {whole} does not split over {devices} devices; take "
+                             f"{', '.join([f'--batch={near}', *fewer])}, or --strategy=search")
         return ResolvedOptions(**{**self.to_json(), "preset": preset, "batch": batch, "optimizer": optimizer,
                                   "learning_rate": rate, "dtype": config.dtype,
                                   "output_dir": self.output_dir or self._new_output_dir()})
@@ -311,7 +314,7 @@ class ResolvedOptions(Options):
         """What becomes of data parallelism where the batch does not split over the devices; empty where it does."""
         devices = self.mesh_flag.devices
         if self.together % devices == 0 or not any(
-                arm.method in ("stock", "data_parallel") for arm in parse_arms(self.strategy, self.compare)):
+                arm.method in BY_BATCH for arm in parse_arms(self.strategy, self.compare)):
             return ""
         count, name = self.parallel_devices, "batch" if self.together == self.batch else "microbatch"
         return f"a {name} of {self.together} does not split over {devices} devices: " + (

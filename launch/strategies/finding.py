@@ -20,7 +20,15 @@ from pase_mtf.launch.flag_values import PIPELINE, ArmName
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.strategies.auto_mtf import auto_mtf_layout, auto_mtf_mesh
 from pase_mtf.machine.machine import Machine
-from pase_mtf.strategy.experts import BY_HAND, configurations_of_layout, data_parallel, expert, expert_devices, zero
+from pase_mtf.strategy.experts import (
+    BY_HAND,
+    configurations_of_layout,
+    data_parallel,
+    expert,
+    most_devices,
+    start_by_hand,
+    zero,
+)
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.simulated import is_simulated
@@ -67,7 +75,7 @@ def _fitting_expert(arm: ArmName, plan: Plan, graph: ComputationGraph) -> ArmNam
     try:
         expert(graph, mesh.devices, mesh.axes or None)
     except InfeasibleError:
-        count = expert_devices(graph, mesh.devices)
+        count = most_devices(expert, graph, mesh.devices)
         if count > 1:
             return dataclasses.replace(arm, name=f"{arm.name}_{count}", argument=str(count))
     return arm
@@ -194,9 +202,8 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
         return prices.find(seconds=seconds, later_seconds=_LATER_SHARE * seconds, simple_within=SIMPLE_WITHIN,
                            memory_limit=None if math.isinf(limit) else limit, known=known)
     if prices is not None and arm.method.startswith("mcmc"):
-        by_hand = (expert(graph, mesh.devices, mesh.axes or None) if arm.method == "mcmc_expert"
-                   else data_parallel(graph, mesh.devices))
-        return prices.improve(by_hand, "mcmc", seconds=seconds, seed=seed)
+        begin = start_by_hand(graph, mesh.devices, *_start_of(arm, plan))
+        return prices.improve(begin, "mcmc", seconds=seconds, seed=seed)
     if prices is not None:
         end = time.monotonic() + seconds
         configurations = _find(arm, plan, graph, machine, None, 0.0).configurations if arm.method != "changed" else (
@@ -216,18 +223,17 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
         case "data_parallel":
             return given(data_parallel(graph, int(arm.argument or mesh.devices)))
         case "zero":
-            return given(zero(graph, mesh.devices))
+            return given(zero(graph, int(arm.argument or mesh.devices)))
         case "expert" if arm.argument:
             return given(expert(graph, int(arm.argument)))
         case "expert":
             return find(method="expert", mesh=mesh.axes or None)
         case "mcmc" | "mcmc_expert":
             # FlexFlow's search, from either of its two starts.
-            start = "expert" if arm.method == "mcmc_expert" else "data_parallel"
+            start, axes = _start_of(arm, plan)
             budget: dict[str, Any] = ({"simulate": 1, "proposals": _PROPOSALS, "time_limit": _MCMC_SECONDS}
                       if is_simulated(machine, mesh.devices) else {})
-            return find(method="mcmc", mesh=(mesh.axes or None) if start == "expert" else None, start_from=start,
-                        seed=seed, **budget)
+            return find(method="mcmc", mesh=axes, start_from=start, seed=seed, **budget)
         case "random":
             return given(random_configurations(graph, mesh.devices, int(arm.argument), seed))
         case "changed":
@@ -237,6 +243,11 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
         case "auto_mtf":
             return given(_auto_mtf(plan, graph))
     return _load(arm.argument, plan, graph, machine)
+
+
+def _start_of(arm: ArmName, plan: Plan) -> tuple[str, tuple[tuple[str, int], ...] | None]:
+    """Where a chain begins: the strategy by hand, and the mesh for it."""
+    return ("expert", plan.options.mesh_flag.axes or None) if arm.method == "mcmc_expert" else ("data_parallel", None)
 
 
 def _load(path: str, plan: Plan, graph: ComputationGraph, machine: Machine) -> Strategy:

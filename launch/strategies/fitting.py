@@ -24,6 +24,7 @@ from pase_mtf.amounts import bytes_text
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.launch.arms.program import exported, mesh_graph
 from pase_mtf.launch.console import Stage
+from pase_mtf.launch.flag_values import BY_BATCH
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.fitting import Choice, Fitting
 from pase_mtf.launch.strategies.finding import strategy_by_hand
@@ -165,7 +166,7 @@ def fitting_program(plan: Plan, machine: Machine) -> Fitting:
 def _pieces(plan: Plan) -> tuple[int, ...]:
     """The numbers of microbatches that a run may take."""
     most = batch = plan.options.batch
-    if plan.options.arms[0].method == "data_parallel":  # every microbatch is to split over all devices
+    if plan.options.arms[0].method in BY_BATCH:  # every microbatch is to split over all devices
         most = batch = batch // plan.devices.count
     if models.get(plan.options.model).batch_statistics:
         most = 1

@@ -7,14 +7,16 @@ meshes that the PaSE paper compares with.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer
 from pase_mtf.graph.configurations import Configuration
 
-__all__ = ["BY_HAND", "batch_dim", "configurations_of_layout", "data_parallel", "expert", "expert_devices", "zero"]
+__all__ = ["BY_HAND", "batch_dim", "by_hand", "configurations_of_layout", "data_parallel", "expert", "most_devices",
+           "start_by_hand", "zero"]
 
 BY_HAND = ("data_parallel", "expert", "zero")
 """The strategies that are written down, not searched for."""
@@ -129,8 +131,8 @@ def data_parallel(graph: ComputationGraph, devices: int) -> tuple[Configuration,
     result = configurations_of_layout(graph, [("all", devices)], {name: "all"})
     if devices > 1 and not any(configuration.splits for configuration in result):
         size = max(layer.dims.get(name, 0) for layer in graph.layers)
-        raise InfeasibleError(f"data parallelism: {name}={size} does not divide by {devices} devices; "
-                              f"take a batch that is a multiple of {devices}")
+        raise InfeasibleError(f"data parallelism: {name}={size} does not divide by {devices} devices; take a batch "
+                              f"that is a multiple of {devices}, in every microbatch")
     return result
 
 
@@ -166,20 +168,57 @@ def expert(graph: ComputationGraph, devices: int,
     return _updated_in_place(graph, _one_weird_trick(graph, devices))
 
 
-def expert_devices(graph: ComputationGraph, devices: int) -> int:
-    """The largest number of devices, of at most p, on which the expert has a strategy; 1 where there is none.
+def by_hand(graph: ComputationGraph, devices: int, name: str,
+            mesh: Sequence[tuple[str, int]] | None = None) -> tuple[Configuration, ...]:
+    """One of `BY_HAND`, a configuration per layer.
 
     Args:
+      graph: the computation graph.
+      devices: p.
+      name: of `BY_HAND`.
+      mesh: of `expert`.
+
+    Raises:
+      InfeasibleError, UsageError: as of the function of that name.
+    """
+    if name == "expert":
+        return expert(graph, devices, mesh)
+    return zero(graph, devices) if name == "zero" else data_parallel(graph, devices)
+
+
+def most_devices(write: Callable[[ComputationGraph, int], object], graph: ComputationGraph, devices: int) -> int:
+    """The largest number of devices, of at most p, for which a strategy can be written by hand; 1 where there is none.
+
+    Args:
+      write: `data_parallel`, `expert`, ...: raises InfeasibleError where there is none for so many.
       graph: the computation graph.
       devices: p.
     """
     for count in range(devices, 1, -1):
         try:
-            expert(graph, count)
+            write(graph, count)
         except InfeasibleError:
             continue
         return count
     return 1
+
+
+def start_by_hand(graph: ComputationGraph, devices: int, name: str,
+                  mesh: Sequence[tuple[str, int]] | None = None) -> tuple[Configuration, ...]:
+    """Where a search that improves a strategy begins: `by_hand`, over fewer devices where there is none for all; the
+    search is free to take the others.
+
+    Args:
+      graph, devices, name, mesh: of `by_hand`.
+
+    Raises:
+      InfeasibleError, UsageError: as of `by_hand`, where that is for no want of devices.
+    """
+    try:
+        return by_hand(graph, devices, name, mesh)
+    except InfeasibleError:
+        write = functools.partial(by_hand, name=name)
+        return by_hand(graph, most_devices(write, graph, devices), name)
 
 
 def _transformer_layout(graph: ComputationGraph, rows: int, columns: int) -> tuple[Configuration, ...]:

@@ -19,7 +19,7 @@ from pase_mtf.search.budget import Budget
 from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels
 from pase_mtf.strategy.choosing import simpler
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
-from pase_mtf.strategy.experts import BY_HAND, data_parallel, expert, zero
+from pase_mtf.strategy.experts import BY_HAND, by_hand, start_by_hand
 from pase_mtf.strategy.kernels_text import untraced_text
 from pase_mtf.strategy.search_report import SearchReport
 from pase_mtf.strategy.simulated import shortest_simulated, walk_simulated, worth_simulating
@@ -49,7 +49,8 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
         updates.
       mesh: axes (name, size) for "expert", as method or start (default: what the paper's experts used).
       idle: let layers run on fewer than p devices while the rest idle.
-      start_from: "data_parallel", "expert" or "zero": where a search that improves a strategy ("mcmc") begins.
+      start_from: "data_parallel", "expert" or "zero": where a search that improves a strategy ("mcmc") begins; over
+        fewer devices where there is none for all of them.
       memory_limit: bytes that a device may hold (weights, optimizer slots, gradients, kept activations, communication
         buffers), for "exact".
       simple_within: take data parallelism where it is predicted slower than what a search found by no more than this
@@ -103,14 +104,14 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
         graph = export_graph(graph, sharded_updates=sharded_updates)
     machine = load_machine(machine, devices)
     if method in BY_HAND:
-        return evaluate_strategy(graph, _by_hand(graph, devices, method, mesh), devices, machine, name=method)
+        return evaluate_strategy(graph, by_hand(graph, devices, method, mesh), devices, machine, name=method)
     if not graph.layers:
         raise InfeasibleError(f"{graph.name}: the graph has no layers; build the model before searching")
     start = time.perf_counter()
     priced = build_network(graph, machine, devices, idle=idle)
     built = time.perf_counter()
     if start_from is not None:
-        priced, options["initial"] = with_configurations(priced, _by_hand(graph, devices, start_from, mesh))
+        priced, options["initial"] = with_configurations(priced, start_by_hand(graph, devices, start_from, mesh))
     solution, simulated = _solved(priced, method, memory_limit, simulate, known, options)
     found = price_assignment(method, priced, solution.assignment, {
         "seconds": time.perf_counter() - start, "build_seconds": built - start, "optimal": solution.optimal,
@@ -188,13 +189,16 @@ def _by_measured_kernels(graph: object, devices: int, machine: GivenMachine, met
     # Exporting needs TensorFlow, which a search alone does not.
     from pase_mtf.export.exporter import export_graph
     exported = export_graph(graph, sharded_updates=sharded_updates)
-    written = method if method in BY_HAND else start_from or "data_parallel"
-    by_hand = () if method == "exact" else _by_hand(exported, devices, written, mesh)
+    given: tuple[Configuration, ...] = ()
+    if method in BY_HAND:
+        given = by_hand(exported, devices, method, mesh)
+    elif method == "mcmc":
+        given = start_by_hand(exported, devices, start_from or "data_parallel", mesh)
     prices = prices_by_kernels(graph, exported, kernels or kernel_times(machine, devices, tell=tell), tell)
     if method in BY_HAND:
-        found = prices.evaluate(by_hand, method, seconds=seconds)
+        found = prices.evaluate(given, method, seconds=seconds)
     elif method == "mcmc":
-        found = prices.improve(by_hand, method, seconds=seconds, seed=seed)
+        found = prices.improve(given, method, seconds=seconds, seed=seed)
     else:
         found = prices.find(seconds=seconds, memory_limit=memory_limit, simple_within=simple_within,
                             known=known)
@@ -216,11 +220,3 @@ def least_seconds(graph: ComputationGraph, devices: int, machine: Machine, memor
     """
     priced, options = build_network(graph, machine, devices), {"certificate": False, "gap": gap}
     return priced.breakdown(solve_within(priced, memory_limit, options).assignment).total
-
-
-def _by_hand(graph: ComputationGraph, devices: int, name: str,
-             mesh: Sequence[tuple[str, int]] | None) -> tuple[Configuration, ...]:
-    """One of `BY_HAND`, a configuration per layer."""
-    if name == "expert":
-        return expert(graph, devices, mesh)
-    return zero(graph, devices) if name == "zero" else data_parallel(graph, devices)

@@ -85,3 +85,5 @@ def test_numbers_of_thousands_of_digits(text):
 def test_data_parallelism_over_what_divides_the_batch(batch, devices, suffix):
     arms = fitting_arms(parse_arms("search", "data_parallel"), batch, devices)
     assert [arm.name for arm in arms] == ["search", f"stock_data_parallel{suffix}", f"data_parallel{suffix}"]
+    arms = fitting_arms(parse_arms("search", "zero,mcmc"), batch, devices)
+    assert [arm.name for arm in arms] == ["search", f"zero{suffix}", "mcmc"]

@@ -15,7 +15,14 @@ from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, Laye
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy import find, strategy
-from pase_mtf.strategy.experts import batch_dim, configurations_of_layout, data_parallel, expert, expert_devices
+from pase_mtf.strategy.experts import (
+    batch_dim,
+    configurations_of_layout,
+    data_parallel,
+    expert,
+    most_devices,
+    start_by_hand,
+)
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
 find_strategy = functools.partial(find.find_strategy, simulate=0)
@@ -175,6 +182,17 @@ def test_flexflows_search_improves_on_its_start(graph, start):
         find_strategy(graph, 8, "1080ti", method="mcmc", start_from="experts")
     with pytest.raises(UsageError, match="method 'exact' begins nowhere"):
         find_strategy(graph, 8, "1080ti", start_from=start, memory_limit=1e9)
+
+
+@pytest.mark.parametrize("start", ["data_parallel", "expert"])
+def test_a_chain_begins_on_as_many_devices_as_its_start_has(graph, start):
+    """The batch is 64."""
+    begin = start_by_hand(graph, 12, start)
+    assert {configuration.devices for configuration in begin} == {8}
+    found = find_strategy(graph, 12, "1080ti", method="mcmc", start_from=start, proposals=1000)
+    assert found.seconds <= evaluate_strategy(graph, begin, 12, Machine.load("1080ti")).seconds
+    with pytest.raises(InfeasibleError, match="no layer of this graph updates"):
+        start_by_hand(graph, 12, "zero")
 
 
 def test_what_a_method_does_not_use_is_refused(graph):
@@ -439,11 +457,11 @@ def test_the_transformer_layout():
     for devices, reason in ((12, "batch=16 by 3 "), (7, "heads=8 or d_ff=64 by 7;")):  # meshes of 3 x 4 and 1 x 7
         with pytest.raises(InfeasibleError, match=reason):
             expert(net, devices)
-    assert [expert_devices(net, devices) for devices in (16, 12, 7, 3, 1)] == [16, 8, 4, 2, 1]
+    assert [most_devices(expert, net, devices) for devices in (16, 12, 7, 3, 1)] == [16, 8, 4, 2, 1]
 
 
 def test_an_expert_has_a_strategy_where_the_batch_splits(graph):
-    assert [expert_devices(graph, devices) for devices in (64, 63, 12, 7, 1)] == [64, 32, 8, 4, 1]
+    assert [most_devices(expert, graph, devices) for devices in (64, 63, 12, 7, 1)] == [64, 32, 8, 4, 1]
 
 
 def test_a_layout_leaves_whole_what_it_cannot_split():

@@ -4,18 +4,21 @@ import dataclasses
 import functools
 
 import pytest
+from pretended_meter import PretendedMeter
 from small_graphs import perceptron
 
 from pase_mtf.errors import InfeasibleError, MismatchError, OutOfMemoryError, UsageError
 from pase_mtf.graph.configurations import enumerate_configurations
-from pase_mtf.launch.arms.program import export_with_program
+from pase_mtf.launch.arms.program import export_with_program, exported
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.strategies import finding
 from pase_mtf.launch.strategies.finding import changed_configurations, find_strategies, possible_arms
 from pase_mtf.machine.machine import Machine
-from pase_mtf.strategy.experts import data_parallel, expert
+from pase_mtf.strategy.by_kernels import kernels_of
+from pase_mtf.strategy.experts import data_parallel, expert, zero
 from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.strategy import evaluate_strategy
 
 
@@ -61,6 +64,23 @@ def test_data_parallelism_splits_a_microbatch(mesh, count, names):
     assert options.uneven.startswith(f"a microbatch of {64 // count} does not split over {mesh} devices")
     with pytest.raises(UsageError, match=rf"--batch=64 in {count} microbatches does not split over {mesh} devices"):
         _plan(mesh=mesh, microbatches=str(count), strategy="data_parallel")
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_what_begins_with_data_parallelism_idles_devices_as_that_does(by_kernels):
+    plan = resolve(Options(model="rnnlm", preset="tiny", mesh="4", devices="cpu", machine="h100", batch=10,
+                           compare="zero,mcmc", sharded_updates=True))
+    graph, program = exported(plan)
+    prices = MeasuredPrices(graph, kernels_of(program, graph), PretendedMeter()) if by_kernels else None
+    machine = dataclasses.replace(Machine.load("h100"), shared_cores=True)  # a chain by cost
+    found = find_strategies(plan, graph, machine, prices, 5.0)
+    assert [arm.name for arm in plan.options.arms] == ["search", "zero_2", "mcmc"]
+    assert plan.options.uneven == "a batch of 10 does not split over 4 devices: over 2 of them, 2 idle"
+    assert found.left_out == {}
+    assert found.strategies["zero_2"].configurations == zero(graph, 2)
+    start = data_parallel(graph, 2)
+    assert found.strategies["mcmc"].seconds <= (prices.evaluate(start, "start") if prices else evaluate_strategy(
+        graph, start, 4, machine)).seconds
 
 
 def test_a_microbatch_that_splits_over_all_devices():
