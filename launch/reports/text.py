@@ -77,10 +77,12 @@ def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
     """One paragraph about the search: its size, its time, what it proved, and the step it predicts, by part."""
     found = strategy.search
     if found.get("simpler") and "shortest_simulated_seconds" in found:
-        proof = "data parallelism: as good, as far as simulated steps tell, and simpler"
+        proof = f"data parallelism{_over(strategy)}: as good, as far as simulated steps tell, and simpler"
     elif found.get("simpler"):
         above = f"predicted {gap_text(found['gap'])}" if found["gap"] > 0 else "predicted to be optimal"
-        proof = f"data parallelism, {above}: as good, as far as predictions tell, and simpler"
+        if strategy.seconds < found.get("lower_bound", 0.0):
+            above = "predicted faster than any strategy over all devices"
+        proof = f"data parallelism{_over(strategy)}, {above}: as good, as far as predictions tell, and simpler"
     elif found.get("optimal"):
         proof = "optimal (proven)"
     elif found.get("gap") is not None:
@@ -100,6 +102,12 @@ def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
     return (f"search: {len(graph.layers)} layers, {len(graph.edges)} edges, {found.get('configurations', 0)} "
             f"configurations, {found.get('seconds', 0.0):.2f} s, {proof}\n"
             f"predicted step: {1e3 * strategy.seconds:.2f} ms ({parts})")
+
+
+def _over(strategy: Strategy) -> str:
+    """Over how many devices a strategy is, where the others idle."""
+    used = max((configuration.devices for configuration in strategy.configurations), default=strategy.devices)
+    return f" over {used} devices" if used < strategy.devices else ""
 
 
 def final_table(rows: Mapping[str, ArmRow]) -> str:

@@ -96,7 +96,8 @@ def _beside(single: LayoutCost, told: str, seconds: float, ours: float) -> str:
 
 def single_mesh(graph: ComputationGraph, configurations: Sequence[Configuration],
                 devices: int) -> tuple[_Mesh, dict[str, str]] | None:
-    """The one mesh shape and the one set of layout rules that put every tensor where this strategy puts it.
+    """The one mesh shape and the one set of layout rules that put every tensor where this strategy puts it: over all
+    devices, or over the first few where all layers leave the others idle.
 
     Plain Mesh-TF splits a dim of a given name wherever it occurs, by the one axis its rule names, so the layers have to
     agree: the same factorisation of the devices, the same axis per dim name, and no layer that replicates a dim with a
@@ -110,6 +111,7 @@ def single_mesh(graph: ComputationGraph, configurations: Sequence[Configuration]
       (mesh as (axis name, size), outermost first; dim name -> axis name), or None where the layers do not agree.
     """
     # A mesh axis is an interval of strides: from how many devices share a part, to how many a whole round takes.
+    devices = min(devices, max((configuration.devices for configuration in configurations), default=devices))
     boundaries = {1, devices}
     splits: list[dict[str, tuple[int, int]]] = []
     for layer, configuration in zip(graph.layers, configurations, strict=True):
@@ -151,7 +153,9 @@ def layout_text(graph: ComputationGraph, configurations: Sequence[Configuration]
     found = single_mesh(graph, configurations, devices)
     if found:
         mesh, rules = found
-        return (head + "# One mesh expresses it; hand these to mtf.placement_mesh_impl.PlacementMeshImpl.\n"
+        used = math.prod(size for _, size in mesh)
+        which = "" if used == devices else f" over the first {used} of them, while the others idle,"
+        return (head + f"# One mesh{which} expresses it; hand these to mtf.placement_mesh_impl.PlacementMeshImpl.\n"
                 f"mesh_shape = {_join(mesh)}\nlayout = {_join(sorted(rules.items()))}\n")
     lines = [head + "# No single mesh expresses it: every layer has its own (pase_mtf.lower puts them together).\n"
              "# Axes are numbered per layer, outermost first; devices 0..n-1 lie row-major over them.",

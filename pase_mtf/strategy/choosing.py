@@ -13,11 +13,11 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
-from pase_mtf.strategy.experts import data_parallel
+from pase_mtf.strategy.experts import data_parallel, most_devices
 from pase_mtf.strategy.search_report import SearchReport
 from pase_mtf.strategy.strategy import Strategy, price_assignment, with_configurations
 
-__all__ = ["gap_above", "outdone", "simpler"]
+__all__ = ["gap_above", "outdone", "simple_configurations", "simpler"]
 
 _OF_WHAT_WAS_FOUND = ("simpler", "best_seconds", "overlap", "simulated", "simulated_rank", "simulated_seconds",
                       "cheapest_simulated_seconds", "shortest_simulated_seconds", "first_simulated_seconds")
@@ -30,13 +30,27 @@ def gap_above(seconds: float, bound: float) -> float:
     return max(0.0, seconds / bound - 1.0) if bound > 0.0 else math.inf
 
 
-def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, within: float) -> Strategy:
-    """Data parallelism if it is as good within a fraction and keeps the limit, else what was found. Where simulated
-    steps judged what was found, they judge that too."""
+def simple_configurations(graph: ComputationGraph, devices: int) -> tuple[Configuration, ...] | None:
+    """Data parallelism over as many devices as the batch splits over, while the others idle; None where that is one of
+    several.
+
+    Args:
+      graph: of the program.
+      devices: p.
+    """
     try:
-        by_hand = data_parallel(priced.graph, priced.devices)
+        count = most_devices(data_parallel, graph, devices)
+        return data_parallel(graph, count) if count > 1 or devices == 1 else None
     except InfeasibleError:
-        return found  # the batch does not divide by so many devices
+        return None  # no dim can be split at all
+
+
+def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, within: float) -> Strategy:
+    """Data parallelism (`simple_configurations`) if it is as good within a fraction and keeps the limit, else what was
+    found. Where simulated steps judged what was found, they judge that too."""
+    by_hand = simple_configurations(priced.graph, priced.devices)
+    if by_hand is None:
+        return found
     own: SearchReport = {"useful_devices": useful_devices(priced.graph, by_hand),
                          "suggested_devices": fuller_devices(priced.graph, priced.devices, by_hand)}
     priced, assignment = with_configurations(priced, by_hand)

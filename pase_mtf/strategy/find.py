@@ -53,7 +53,8 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
         fewer devices where there is none for all of them.
       memory_limit: bytes that a device may hold (weights, optimizer slots, gradients, kept activations, communication
         buffers), for "exact".
-      simple_within: take data parallelism where it is predicted slower than what a search found by no more than this
+      simple_within: take data parallelism (where the batch does not split over all devices: over the most that it
+        splits over, while the others idle) where it is predicted slower than what a search found by no more than this
         fraction: predictions do not tell such strategies apart, and people do not have to read the other. Then the
         strategy's search says "simpler": "data_parallel", and how far it is from the optimum.
       simulate: how many of the cheapest strategies (as far as they are found in ten seconds) to simulate a step of,

@@ -29,7 +29,7 @@ from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import Kernel
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import Solution, solve
-from pase_mtf.strategy.choosing import gap_above, outdone, simpler
+from pase_mtf.strategy.choosing import gap_above, outdone, simple_configurations, simpler
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import data_parallel, expert
 from pase_mtf.strategy.kernels_text import origin_text
@@ -130,7 +130,10 @@ class MeasuredPrices:
         best, complete = self._explore(begin + (1.0 - _BY_HAND_SHARE) * seconds, memory_limit)
         # After the search: what it has not seen it estimates by what it has, and these may be far from the best.
         by_hand = self._by_hand()
-        self._measure(by_hand, end)
+        simple = simple_configurations(self._graph, self._meter.devices) if simple_within > 0.0 else None
+        if simple is not None:
+            self._known.look(simple)
+        self._measure(by_hand if simple is None else [*by_hand, simple], end)
         # The first run on a machine has to measure, and goes on to prove, for no longer than it took to find something;
         # later ones want the answer at once.
         now = time.perf_counter()

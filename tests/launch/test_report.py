@@ -225,7 +225,11 @@ def test_a_report_holds_the_simulated_step():
       "cheapest_simulated_seconds": 0.003}, "simulated 2.000 ms, the shortest of 9, by cost number 3"),
     ({"optimal": False, "gap": 0.2, "simulated": 9, "simulated_seconds": 0.002, "simpler": "data_parallel",
       "shortest_simulated_seconds": 0.00199}, "as good, as far as simulated steps tell"),
+    ({"optimal": False, "gap": 0.0, "lower_bound": 0.002, "simpler": "data_parallel"},
+     "data parallelism over 6 devices, predicted faster than any strategy over all devices: as good"),
     ({}, "no bound")])
 def test_what_the_search_proved_is_said(search, said):
-    strategy = SimpleNamespace(search=search, devices=8, parts={"forward": 0.001}, seconds=0.001)
+    split = 6 if "lower_bound" in search else 8
+    strategy = SimpleNamespace(search=search, devices=8, parts={"forward": 0.001}, seconds=0.001,
+                               configurations=[Configuration((("batch", split),))])
     assert said in search_summary(strategy, SimpleNamespace(layers=(1, 2), edges=(1,)))

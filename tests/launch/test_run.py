@@ -184,8 +184,9 @@ def test_devices_that_do_not_divide_the_batch(launch, mesh):
     summary = json.loads((folder / "summary.json").read_text())
     assert f"has no strategy for {devices} devices: over {used} of them, {devices - used} idle" in out
     for arm in (f"stock_data_parallel_{used}", f"data_parallel_{used}", f"expert_{used}"):
-        assert metrics(folder, arm) == pytest.approx(metrics(folder), rel=1e-4)
-        assert summary["arms"][arm]["measured_ms"] > 0
+        row = summary["arms"][arm]  # where data parallelism is as good the search takes it
+        assert metrics(folder, row["same_as"] or arm) == pytest.approx(metrics(folder), rel=1e-4)
+        assert row["measured_ms"] > 0
     assert summary["arms"]["search"]["speedup_over_stock"] > 0
     assert summary["left_out"] == {}
     assert f"of {devices} devices do useful work" in out

@@ -1,6 +1,7 @@
 """How many devices do work of their own."""
 
 import dataclasses
+import functools
 
 import pytest
 from small_graphs import perceptron
@@ -10,6 +11,7 @@ from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.choosing import simpler
 from pase_mtf.strategy.devices import devices_text, fuller_devices, useful_devices
+from pase_mtf.strategy.experts import data_parallel
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
@@ -68,8 +70,28 @@ def test_data_parallelism_that_is_taken_instead_has_devices_of_its_own():
     assert (taken.search["useful_devices"], taken.search["suggested_devices"]) == (pytest.approx(8), None)
 
 
+@pytest.mark.parametrize(("devices", "parallel"), [(12, 8), (7, 4)])
+def test_data_parallelism_over_what_divides_the_batch_is_taken_instead(devices, parallel):
+    """It idles devices, where all others repeat work or split no batch."""
+    machine = Machine.load("h100")
+    found = find_strategy(GRAPH, devices=devices, machine=machine, simulate=0)
+    simple = evaluate_strategy(GRAPH, data_parallel(GRAPH, parallel), devices, machine)
+    behind = simple.seconds / found.seconds - 1.0
+    find = functools.partial(find_strategy, GRAPH, devices=devices, machine=machine, simulate=0)
+    if behind > 0.0:
+        assert "simpler" not in find(simple_within=0.99 * behind).search
+    taken = find(simple_within=max(1.01 * behind, 1e-3))
+    assert taken.search["simpler"] == "data_parallel"
+    assert taken.configurations == simple.configurations
+    assert taken.search["useful_devices"] == pytest.approx(parallel)
+    assert f"{parallel} of {devices} devices do useful work" in str(taken)
+    assert find(simple_within=1e3, memory_limit=0.999 * simple.memory_bytes).memory_bytes < simple.memory_bytes
+
+
 def test_data_parallelism_is_not_asked_where_it_cannot_be():
-    found = find_strategy(GRAPH, devices=12, machine=Machine.load("h100"), simple_within=0.5)
+    """Of one device there is none."""
+    graph = perceptron((64, 128, 32, 64), batch=31)
+    found = find_strategy(graph, devices=12, machine=Machine.load("h100"), simple_within=1e3)
     assert "simpler" not in found.search
 
 

@@ -346,11 +346,14 @@ def test_data_parallelism_where_it_is_as_good(graph, everything):
     assert found.seconds == pytest.approx(seconds[found.configurations])
 
 
-def test_data_parallelism_that_is_taken_instead_tells_its_own_kernels():
-    graph = perceptron((16, 256, 16, 8), 4)
+@pytest.mark.parametrize("batch", [4, 6])
+def test_data_parallelism_that_is_taken_instead_tells_its_own_kernels(batch):
+    """Over three of the devices, where six examples do not split over four."""
+    graph = perceptron((16, 256, 16, 8), batch)
     prices = MeasuredPrices(graph, _Source(graph), PretendedMeter())
     best, taken = prices.find(), prices.find(simple_within=1e3)
-    alone = prices.evaluate(data_parallel(graph, _DEVICES), "data_parallel")
+    assert taken.search["kernels"]["of_strategy"] == taken.search["kernels"]["measured_of_strategy"]
+    alone = prices.evaluate(data_parallel(graph, 3 if batch == 6 else _DEVICES), "data_parallel")
     assert taken.configurations == alone.configurations
     assert taken.search["kernels"] == alone.search["kernels"]
     assert taken.search["kernels"]["of_strategy"] != best.search["kernels"]["of_strategy"]
