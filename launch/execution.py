@@ -36,7 +36,7 @@ from pase_mtf.launch.spent import Spent
 from pase_mtf.launch.strategies.finding import MAIN_SHARE, as_stock, duplicates, find_strategies, possible_arms
 from pase_mtf.launch.strategies.fitting import fitting_program
 from pase_mtf.launch.strategies.layout_file import layout_of_run, pipeline_text
-from pase_mtf.launch.strategies.pipelining import check_trained, find_pipelines
+from pase_mtf.launch.strategies.pipelining import find_pipelines
 from pase_mtf.launch.strategies.pricing import machine_of, prices_of, tell_untraced, watch_of
 from pase_mtf.launch.strategies.trying import choose_by_steps
 from pase_mtf.launch.training import BLOCK, History, train
@@ -130,7 +130,6 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
       KeyboardInterrupt: interrupted before anything was measured.
     """
     options = plan.options
-    check_trained(plan)
     data = open_data(options.data, models.get(options.model), plan.config, options.batch, options.seed)
     with contextlib.ExitStack() as stack, RunFiles(
             options.output_dir, options.batch, plan.first_step if options.in_place else None) as files:

@@ -33,7 +33,7 @@ from pase_mtf.launch.run_folder import (
 )
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.checks import DTYPES
-from pase_mtf.models.presets import ModelConfig
+from pase_mtf.models.presets import BATCH_STATISTICS, ModelConfig
 from pase_mtf.pipeline.schedule import SCHEDULES
 
 __all__ = ["CLIENTS", "OPTIMIZERS", "Options", "ResolvedOptions", "run_config"]
@@ -236,12 +236,15 @@ class Options:
 
         Raises:
           UsageError: data parallelism is to be trained, with sharded updates or without, and the batch does not split
-            over the devices; or it does not divide by the number of microbatches.
+            over the devices; or it does not divide by the number of microbatches, or must not be divided.
         """
         batch, pieces = self.batch or config.batch, self.microbatch_count or 1
         if batch % pieces:
             raise UsageError(f"--microbatches={self.microbatches}: a batch of {batch} does not split so; take "
                              f"--microbatches={largest_divisor(batch, min(pieces, batch))}, or auto")
+        if pieces > 1 and self.model in BATCH_STATISTICS:
+            raise UsageError(f"--microbatches={self.microbatches}: {self.model} normalises over the batch, so that "
+                             "pieces of it are another model; leave it out")
         optimizer = self.optimizer or config.optimizer
         rate = self.learning_rate
         if rate is None:

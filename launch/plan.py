@@ -18,6 +18,7 @@ from pase_mtf.launch.cluster.membership import Membership, processes_here
 from pase_mtf.launch.cluster.slurm import slurm_tasks
 from pase_mtf.launch.flag_values import PIPELINE
 from pase_mtf.launch.options import Options, ResolvedOptions, run_config
+from pase_mtf.launch.possible import check_trained_pipeline
 from pase_mtf.launch.resumption import contradiction
 from pase_mtf.launch.run_folder import AUTO, has_checkpoint, has_ended, is_done, load_run_config
 from pase_mtf.machine.machine import LOCAL, Machine
@@ -189,7 +190,8 @@ def resolve(options: Options) -> Plan:
       options: from the command line.
 
     Raises:
-      UsageError: an unknown model, preset or machine; devices that are not there; a batch that does not split.
+      UsageError: an unknown model, preset or machine; devices that are not there; a batch that does not split; a model
+        that cannot be computed in microbatches, or in stages, where it is to be.
       DataError: data that is missing, malformed or does not fit the model.
       FormatError: a strategy, pipeline, checkpoint or machine file that is truncated or foreign.
     """
@@ -222,6 +224,7 @@ def resolve(options: Options) -> Plan:
                          f"there, and give --seed={config.seed}")
     config = dataclasses.replace(config, seed=options.seed)
     resolved = options.resolved(config, preset)
+    check_trained_pipeline(resolved, config)
     if options.data is not None:
         check_data(options.data, config)
     rate = config.learning_rate if resolved.learning_rate is None else resolved.learning_rate

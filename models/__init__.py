@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pase_mtf.errors import UsageError, nearest
-from pase_mtf.models.presets import CONFIGS, ModelConfig, load_config, presets
+from pase_mtf.models.presets import BATCH_STATISTICS, CONFIGS, ModelConfig, load_config, presets
 
 if TYPE_CHECKING:
     from pase_mtf.compat import mtf, tf
@@ -34,7 +34,6 @@ class Model(Generic[_Config]):
         and returns the scalar to minimise. Variables are made by `mtf.get_variable`.
       weight: `weight(features, config)` is the scalar that the mean in the loss divides by, where that is not the
         number of examples: the number of words. None: it is.
-      batch_statistics: whether an example's loss depends on the others of its batch.
     """
 
     name: str
@@ -42,7 +41,11 @@ class Model(Generic[_Config]):
     features: Callable[[_Config, int], dict[str, tuple[mtf.Shape, tf.DType]]]
     loss: Callable[[mtf.Mesh, dict[str, mtf.Tensor], _Config], mtf.Tensor]
     weight: Callable[[dict[str, mtf.Tensor], _Config], mtf.Tensor] | None = None
-    batch_statistics: bool = False
+
+    @property
+    def batch_statistics(self) -> bool:
+        """Whether an example's loss depends on the others of its batch."""
+        return self.name in BATCH_STATISTICS
 
 
 def names() -> list[str]:

@@ -52,4 +52,4 @@ def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: DensenetConfig
     return classify(batch_norm(x, config, "norm", relu=True), features, config)
 
 
-MODEL = Model("densenet121", "images", image_features, loss, batch_statistics=True)
+MODEL = Model("densenet121", "images", image_features, loss)

@@ -122,4 +122,4 @@ def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: InceptionConfi
     return total if extra is None else total + extra
 
 
-MODEL = Model("inception_v3", "images", image_features, loss, batch_statistics=True)
+MODEL = Model("inception_v3", "images", image_features, loss)

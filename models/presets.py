@@ -23,8 +23,8 @@ from pase_mtf.models.convolutional_presets import (
 )
 from pase_mtf.models.recurrent_presets import BiglstmConfig, GnmtConfig, RnnlmConfig
 
-__all__ = ["CONFIGS", "AlexnetConfig", "Convolution", "ImageConfig", "ModelConfig", "TextConfig", "TransformerConfig",
-           "config_of", "load_config", "presets"]
+__all__ = ["BATCH_STATISTICS", "CONFIGS", "AlexnetConfig", "Convolution", "ImageConfig", "ModelConfig", "TextConfig",
+           "TransformerConfig", "config_of", "load_config", "presets"]
 
 FORMAT = "pase_mtf.model"
 
@@ -90,6 +90,9 @@ CONFIGS: dict[str, type[ModelConfig]] = {
     "rnnlm": RnnlmConfig,
     "transformer": TransformerConfig,
 }
+
+BATCH_STATISTICS = frozenset({"densenet121", "inception_v3", "resnet101"})
+"""The models that normalise over the batch: an example's loss depends on the others of its batch."""
 
 
 def presets(model: str) -> dict[str, dict[str, object]]:

@@ -45,4 +45,4 @@ def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: ResnetConfig) 
     return classify(x, features, config)
 
 
-MODEL = Model("resnet101", "images", image_features, loss, batch_statistics=True)
+MODEL = Model("resnet101", "images", image_features, loss)

@@ -25,7 +25,7 @@ from pase_mtf.models import Model
 from pase_mtf.models.blocks import ALL, blocks_of, check_blocks, choices_of, recomputing, sets_of
 from pase_mtf.models.checks import DTYPES
 from pase_mtf.models.microbatches import import_features, loss_and_gradients
-from pase_mtf.models.presets import ModelConfig
+from pase_mtf.models.presets import BATCH_STATISTICS, ModelConfig
 from pase_mtf.operations.registry import rule_of
 
 __all__ = ["Program", "build_program", "export_with_program", "exported", "flags_of", "mesh_graph", "optimizer_of",
@@ -188,7 +188,7 @@ def _in_other_types(plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 def _in_other_pieces(plan: Plan) -> Iterator[tuple[str, Plan]]:
     """The run in every other number of microbatches, and the flag that asks for it."""
-    most = 1 if models.get(plan.options.model).batch_statistics else plan.options.batch
+    most = 1 if plan.options.model in BATCH_STATISTICS else plan.options.batch
     for count in range(1, most + 1):
         if plan.options.batch % count == 0 and count != plan.microbatches:
             yield f"--microbatches={count}", plan.in_microbatches(count)

@@ -19,7 +19,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING
 
-from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.errors import InfeasibleError
 from pase_mtf.files import write_atomically
 from pase_mtf.models.presets import ModelConfig
 
@@ -55,12 +55,11 @@ def auto_mtf_layout(model: str, config: ModelConfig, batch: int, optimizer: str,
       Layout rules: dim name -> axis.
 
     Raises:
-      UsageError: ortools is not installed.
-      InfeasibleError: no answer in time, or it failed.
+      InfeasibleError: ortools is not installed; no answer in time, or it failed.
     """
     if importlib.util.find_spec("ortools") is None:
-        raise UsageError("arm auto_mtf: mesh_tensorflow.auto_mtf needs ortools; pip install 'ortools>=9.10', or leave "
-                         "the arm out")
+        # Not of a wrong flag: it is only compared with, and the others are trained without it.
+        raise InfeasibleError("mesh_tensorflow.auto_mtf needs ortools; pip install 'ortools>=9.10'")
     sizes = dataclasses.asdict(config)
     sizes.pop("preset", None)
     with tempfile.TemporaryDirectory(prefix="pase_mtf-auto_mtf-") as folder:

@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from pase_mtf import models
 from pase_mtf.amounts import bytes_text
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.launch.arms.program import exported, mesh_graph
@@ -30,6 +29,7 @@ from pase_mtf.launch.reports.fitting import Choice, Fitting
 from pase_mtf.launch.strategies.finding import strategy_by_hand
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models.blocks import blocks_of, choices_of
+from pase_mtf.models.presets import BATCH_STATISTICS
 from pase_mtf.strategy.compile import compile_kernels
 from pase_mtf.strategy.strategy import Strategy
 from pase_mtf.strategy.within import Priced, StrategiesWithin
@@ -168,7 +168,7 @@ def _pieces(plan: Plan) -> tuple[int, ...]:
     most = batch = plan.options.batch
     if plan.options.arms[0].method in BY_BATCH:  # every microbatch is to split over all devices
         most = batch = batch // plan.devices.count
-    if models.get(plan.options.model).batch_statistics:
+    if plan.options.model in BATCH_STATISTICS:
         most = 1
     return tuple(count for count in range(1, most + 1) if batch % count == 0)
 

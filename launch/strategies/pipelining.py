@@ -7,13 +7,13 @@ import math
 import time
 from collections.abc import Sequence
 
-from pase_mtf import models
 from pase_mtf.amounts import bytes_text
-from pase_mtf.errors import InfeasibleError, MismatchError, OutOfMemoryError, UsageError
+from pase_mtf.errors import InfeasibleError, MismatchError, OutOfMemoryError
 from pase_mtf.launch.arms.recipe import microbatch_of
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.flag_values import PIPELINE, ArmName
 from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.possible import counts_of_microbatches, why_no_pipeline
 from pase_mtf.launch.strategies.finding import MAIN_SHARE, share_of
 from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.find import evaluate_pipeline, find_measured_pipeline, find_pipeline
@@ -21,23 +21,7 @@ from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.strategy.by_kernels import Telling, kernels_of
 from pase_mtf.strategy.measured import MeasuredPrices
 
-__all__ = ["check_trained", "counts_of_microbatches", "find_pipelines"]
-
-_LONGEST = 2
-"""Most microbatches, for every device: with as many, stages idle for a third of the step at most."""
-
-
-def check_trained(plan: Plan) -> None:
-    """Refuses --strategy=pipeline where the run can have none.
-
-    Args:
-      plan: of the run, nothing of which has been built.
-
-    Raises:
-      UsageError: why, and what to do.
-    """
-    if plan.options.arms[0].method == PIPELINE and (reason := _impossible(plan)):
-        raise UsageError(f"--strategy={plan.options.strategy}: {reason}")
+__all__ = ["find_pipelines"]
 
 
 def find_pipelines(plan: Plan, arms: Sequence[ArmName], machine: Machine, prices: MeasuredPrices | None,
@@ -78,12 +62,12 @@ def find_pipelines(plan: Plan, arms: Sequence[ArmName], machine: Machine, prices
 
 def _find(plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: float) -> Pipeline:
     """The pipeline that is searched; kernels are measured until then, by `time.monotonic`."""
-    if reason := _impossible(plan):
+    if reason := why_no_pipeline(plan.options, plan.config):
         raise InfeasibleError(reason)
     limit = plan.options.bytes_per_device(machine)
     within = None if math.isinf(limit) else limit
     with Stage("pipeline"):
-        programs = {count: microbatch_of(plan, count) for count in counts_of_microbatches(plan)}
+        programs = {count: microbatch_of(plan, count) for count in counts_of_microbatches(plan.options)}
         graphs = {count: graph for count, (_, graph) in programs.items()}
         if prices is None:
             return find_pipeline(graphs, plan.devices.count, machine, schedule=plan.options.schedule,
@@ -95,7 +79,7 @@ def _find(plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: fl
 
 def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: float) -> Pipeline:
     """The pipeline of a file, priced for this run; kernels are measured until then, by `time.monotonic`."""
-    if reason := _impossible(plan):
+    if reason := why_no_pipeline(plan.options, plan.config):
         raise InfeasibleError(reason)
     kept, options = Pipeline.load(path), plan.options
     if kept.devices != plan.devices.count:
@@ -119,34 +103,3 @@ def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None
             raise OutOfMemoryError(f"{needs}; take --strategy={PIPELINE}, which keeps to the limit")
         raise InfeasibleError(needs)
     return dataclasses.replace(found, devices=kept.devices)
-
-
-def _impossible(plan: Plan) -> str:
-    """Why a run can have no pipeline, and what to do; empty where it can."""
-    options, model = plan.options, models.get(plan.options.model)
-    trained = options.arms[0].method == PIPELINE  # to compare with it leaves these flags to the others
-    reasons = {
-        f"stages need two devices; take a larger --mesh than {options.mesh}": plan.devices.count < 2,
-        f"{model.name} normalises over the batch, so that microbatches are another model; leave out pipeline": (
-            model.batch_statistics),
-        f"it computes no block again; leave out --recompute={options.recompute}": trained and options.recomputed != (),
-        "it is searched for its number of microbatches; leave out --microbatches=auto, or give a number":
-            trained and options.microbatch_count is None,
-        f"--batch={options.batch} does not split into microbatches; take one that has small divisors":
-            not counts_of_microbatches(plan),
-        "every microbatch draws a dropout mask of its own, and losses could not be compared; give --microbatches, so "
-        "that all arms draw the same": plan.config.dropout > 0.0 and plan.microbatches == 1}
-    return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def counts_of_microbatches(plan: Plan) -> list[int]:
-    """The numbers of microbatches that a pipeline is searched for: that of --microbatches, or a few divisors of the
-    batch, each at least twice the one before.
-    """
-    if plan.microbatches > 1:
-        return [plan.microbatches]
-    found: list[int] = []
-    for count in range(2, min(plan.options.batch, _LONGEST * plan.devices.count) + 1):
-        if plan.options.batch % count == 0 and count >= 2 * (found[-1] if found else 1):
-            found.append(count)
-    return found

@@ -58,6 +58,11 @@ def test_a_seed_among_the_sizes(tmp_path):
     ([_MODEL, "--batch=8", "--mesh=6", "--strategy=zero", "--sharded_updates", "--microbatches=2", "--compare=none"],
      "--strategy=zero: --batch=8 in 2 microbatches does not split over 6 devices; take --batch=12, --mesh=4, or "),
     ([_MODEL, "--batch=8", "--mesh=6", "--strategy=data_parallel", "--cluster=local:3"], "take --batch=6, or --strat"),
+    (["--model=resnet101", "--microbatches=2", "--cluster=local:2"],
+     "--microbatches=2: resnet101 normalises over the batch, so that pieces of it are another model; leave it out"),
+    (["--model=resnet101", "--strategy=pipeline"], "--strategy=pipeline: resnet101 normalises over the batch, so"),
+    ([_MODEL, "--strategy=pipeline", "--recompute=all"], "it computes no block again; leave out --recompute=all"),
+    ([_MODEL, "--strategy=pipeline", "--microbatches=auto"], "leave out --microbatches=auto, or give a number"),
     ([_MODEL, "--memory_limit=11gigs"], "--memory_limit=11gigs: give bytes"),
     ([_MODEL, "--memory_limit=0"], "--memory_limit=0: give bytes"),
     ([_MODEL, "--memory_limit=-5"], "--memory_limit=-5: give bytes"),
@@ -85,6 +90,16 @@ def test_bad_usage(arguments, says, capsys):
     assert says in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+def test_a_pipeline_with_dropout(tmp_path):
+    sizes = tmp_path / "sizes.json"
+    sizes.write_text('{"preset": "tiny", "dropout": 0.1}')
+    given = Options(model="transformer", preset=str(sizes), devices="cpu", machine="h100", strategy="pipeline")
+    with pytest.raises(UsageError, match="--strategy=pipeline: every microbatch draws a dropout mask of its own"):
+        resolve(given)
+    assert resolve(dataclasses.replace(given, microbatches="2")).microbatches == 2
+    assert resolve(dataclasses.replace(given, strategy="search", compare="pipeline")).microbatches == 1
 
 
 def test_kernel_times_have_no_rates(tmp_path, capsys):
@@ -122,6 +137,7 @@ def test_answers_before_tensorflow_is_loaded():
             "from pase_mtf.launch.__main__ import main\n"
             "codes = [main(['--model=alexnet', *more]) for more in "
             "(['--mesh=0'], ['--preset=x'], ['--batch=3', '--strategy=data_parallel'], ['--machine=x'],"
+            " ['--strategy=pipeline', '--recompute=all'],"
             " ['--devices=gpu', '--mesh=99'], ['--compare=x'], ['--output_dir=/'], ['--print_config'])]\n"
             "codes.append(main(['--help']))\n"
             "heavy = {'tensorflow', 'matplotlib', 'numba', 'scipy', 'PIL', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
@@ -134,8 +150,8 @@ def test_answers_before_tensorflow_is_loaded():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
                           env={"CUDA_VISIBLE_DEVICES": "", "PATH": ""})
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str([2] * 7 + [0, 0, 2])
-    assert len(done.stderr.splitlines()) == 8
+    assert done.stdout.splitlines()[-1] == str([2] * 8 + [0, 0, 2])
+    assert len(done.stderr.splitlines()) == 9
 
 
 @pytest.mark.parametrize(("module", "package"), [

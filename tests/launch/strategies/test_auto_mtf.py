@@ -6,7 +6,7 @@ import pytest
 from small_graphs import perceptron
 
 from pase_mtf import models
-from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.errors import InfeasibleError
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.strategies import auto_mtf, finding
@@ -34,8 +34,12 @@ def test_its_rules_become_a_strategy(monkeypatch):
 
 def test_without_ortools(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="needs ortools; pip install"):
+    with pytest.raises(InfeasibleError, match="needs ortools; pip install"):
         auto_mtf.auto_mtf_layout("alexnet", models.load_config("alexnet", "tiny"), 8, "sgd", (("all", 2),))
+    plan = resolve(Options(model="alexnet", devices="cpu", machine="h100", compare="auto_mtf"))
+    found = finding.find_strategies(plan, perceptron(), Machine.load("h100"))
+    assert list(found.strategies) == ["search"]
+    assert found.left_out["auto_mtf"].startswith("mesh_tensorflow.auto_mtf needs ortools; pip install")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ortools") is None, reason="ortools is not installed")
