@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from pase_mtf.errors import UsageError
-from pase_mtf.launch.flag_values import PIPELINE
+from pase_mtf.launch.flag_values import PIPELINE, ArmName
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.models.presets import BATCH_STATISTICS, ModelConfig
 
-__all__ = ["check_trained_pipeline", "counts_of_microbatches", "why_no_pipeline"]
+__all__ = ["check_trained_pipeline", "counts_of_microbatches", "why_left_out"]
 
 _LONGEST = 2
 """Most microbatches, for every device: with as many, stages idle for a third of the step at most."""
@@ -23,17 +25,28 @@ def check_trained_pipeline(options: ResolvedOptions, config: ModelConfig) -> Non
     Raises:
       UsageError: why, and what to do.
     """
-    if options.arms[0].method == PIPELINE and (reason := why_no_pipeline(options, config)):
+    if options.arms[0].method == PIPELINE and (reason := _why_no_pipeline(options, config)):
         raise UsageError(f"--strategy={options.strategy}: {reason}")
 
 
-def why_no_pipeline(options: ResolvedOptions, config: ModelConfig) -> str:
-    """Why a run can have no pipeline, and what to do; empty where it can.
+def why_left_out(arm: ArmName, options: ResolvedOptions, config: ModelConfig) -> str:
+    """Why a run cannot have an arm, and what to do; empty where it can, as far as is known.
 
     Args:
+      arm: of the run.
       options: of the run.
       config: the model's sizes.
     """
+    if arm.method == PIPELINE:
+        return _why_no_pipeline(options, config)
+    if arm.method == "stock" and options.clients == "ranks":
+        return "stock Mesh-TensorFlow has one graph for all processes; --clients=one trains it"
+    if arm.method == "auto_mtf" and importlib.util.find_spec("ortools") is None:
+        return "mesh_tensorflow.auto_mtf needs ortools; pip install 'ortools>=9.10'"
+    return ""
+
+
+def _why_no_pipeline(options: ResolvedOptions, config: ModelConfig) -> str:
     trained = options.arms[0].method == PIPELINE  # to compare with it leaves these flags to the others
     reasons = {
         f"stages need two devices; take a larger --mesh than {options.mesh}": options.mesh_flag.devices < 2,

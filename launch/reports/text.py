@@ -19,6 +19,7 @@ from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.data import Data
 from pase_mtf.launch.flag_values import ArmName
 from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.possible import why_left_out
 from pase_mtf.launch.summary import ArmRow
 from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.pipeline import Pipeline, distance_text
@@ -50,7 +51,7 @@ def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGra
         "training": f"batch {options.batch}{in_pieces}, {options.optimizer}, learning rate {rate}, {options.dtype}, "
                     f"seed {options.seed}, {options.warmup} warm-up + {options.steps} steps",
         "data": data.describe(),
-        "arms": ", ".join(arm.name for arm in arms),
+        "arms": ", ".join(arm.name for arm in arms if not why_left_out(arm, options, plan.config)),
         "output": os.path.abspath(options.output_dir),
     }
     if plan.recomputed:

@@ -18,6 +18,7 @@ from pase_mtf.launch.arms.program import flags_of
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.flag_values import PIPELINE, ArmName
 from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.possible import why_left_out
 from pase_mtf.launch.strategies.auto_mtf import auto_mtf_layout, auto_mtf_mesh
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import (
@@ -102,9 +103,12 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
     """
     arms = possible_arms(plan, graph)
     main, *_ = arms
-    others = [arm for arm in arms[main.method != PIPELINE:] if arm.method not in ("stock", PIPELINE)]
+    left_out = {arm.name: reason for arm in arms if arm.method != PIPELINE and (
+        reason := why_left_out(arm, plan.options, plan.config))}
+    others = [arm for arm in arms[main.method != PIPELINE:]
+              if arm.method not in ("stock", PIPELINE) and arm.name not in left_out]
     end = time.monotonic() + (plan.options.measure_seconds if seconds is None else seconds)
-    found, limit = Found({}, {}), plan.options.bytes_per_device(machine)
+    found, limit = Found({}, left_out), plan.options.bytes_per_device(machine)
     if main.method != PIPELINE:
         # What is trained gets the most of it; what it does not need is left to the others.
         share = share_of(end, MAIN_SHARE if others else 1.0)
@@ -125,9 +129,8 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
     if prices is not None and found.strategies:
         _price_alike(found.strategies, arms, prices)
     for arm in arms:
-        if arm.method == "stock" and plan.options.clients == "ranks":
-            found.left_out[arm.name] = "stock Mesh-TensorFlow has one graph for all processes; --clients=one trains it"
-        elif arm.method == "stock" and (problem := _why_no_stock(arm, plan, graph, machine, found, limit)):
+        if arm.method == "stock" and arm.name not in left_out and (
+                problem := _why_no_stock(arm, plan, graph, machine, found, limit)):
             found.left_out[arm.name] = problem
     return found
 

@@ -13,7 +13,7 @@ from pase_mtf.launch.arms.recipe import microbatch_of
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.flag_values import PIPELINE, ArmName
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.possible import counts_of_microbatches, why_no_pipeline
+from pase_mtf.launch.possible import counts_of_microbatches, why_left_out
 from pase_mtf.launch.strategies.finding import MAIN_SHARE, share_of
 from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.find import evaluate_pipeline, find_measured_pipeline, find_pipeline
@@ -51,6 +51,8 @@ def find_pipelines(plan: Plan, arms: Sequence[ArmName], machine: Machine, prices
         share = share_of(end, MAIN_SHARE if left > 1 and arm == arms[0] else 1.0 / left)
         until = time.monotonic() + share
         try:
+            if reason := why_left_out(arm, plan.options, plan.config):
+                raise InfeasibleError(reason)
             found[arm.name] = (_load(arm.argument, plan, machine, prices, until) if arm.argument
                                else _find(plan, machine, prices, until))
         except InfeasibleError as error:
@@ -62,8 +64,6 @@ def find_pipelines(plan: Plan, arms: Sequence[ArmName], machine: Machine, prices
 
 def _find(plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: float) -> Pipeline:
     """The pipeline that is searched; kernels are measured until then, by `time.monotonic`."""
-    if reason := why_no_pipeline(plan.options, plan.config):
-        raise InfeasibleError(reason)
     limit = plan.options.bytes_per_device(machine)
     within = None if math.isinf(limit) else limit
     with Stage("pipeline"):
@@ -79,8 +79,6 @@ def _find(plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: fl
 
 def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: float) -> Pipeline:
     """The pipeline of a file, priced for this run; kernels are measured until then, by `time.monotonic`."""
-    if reason := why_no_pipeline(plan.options, plan.config):
-        raise InfeasibleError(reason)
     kept, options = Pipeline.load(path), plan.options
     if kept.devices != plan.devices.count:
         raise MismatchError(f"{path}: a pipeline for {kept.devices} devices, --mesh={options.mesh} has "

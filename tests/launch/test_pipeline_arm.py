@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import types
 
 import pytest
@@ -114,6 +115,8 @@ def test_it_is_left_out_where_it_cannot_be(launch, tmp_path, flags, reason):
     assert reason in summary["left_out"]["pipeline"]
     assert "pipeline" not in summary["arms"]
     assert f"pipeline is left out: {summary['left_out']['pipeline']}" in out
+    # What flags alone rule out is not announced in the header.
+    assert re.search("^arms +(.*)$", out, re.MULTILINE)[1] == "search"
 
 
 def test_it_keeps_to_the_memory(preset):
