@@ -302,8 +302,8 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts)
       What was measured, and why it ended early or the last checkpoint could not be written; None where neither is so.
     """
     plan, options, arms, alone = run.plan, run.plan.options, built.arms, run.board is None
-    keeper = Keeper(run.files.path("checkpoint"), arms[0], built.data, run.graph.hash, first_step=plan.first_step,
-                    every=options.checkpoint_every, alone=alone)
+    keeper = Keeper(run.files.path("checkpoint"), arms[0], built.data, run.graph.hash, microbatches=plan.microbatches,
+                    recompute=plan.recomputed, first_step=plan.first_step, every=options.checkpoint_every, alone=alone)
     judge = Judge(plan, found.chosen, arms, run.data, run.board)
     with contextlib.closing(watch_of(run.prices)) as watch:
         interrupts.hold()  # what is measured from here on is written down whatever happens

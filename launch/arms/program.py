@@ -14,11 +14,13 @@ from collections.abc import Callable, Collection, Iterator
 
 from pase_mtf import models
 from pase_mtf.compat import mtf, tf
-from pase_mtf.errors import MismatchError
+from pase_mtf.errors import MismatchError, UsageError
 from pase_mtf.export.exporter import export_as, export_graph
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo
 from pase_mtf.launch.console import Stage
+from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import Plan
 from pase_mtf.layout.scopes import quick_scopes
 from pase_mtf.models import Model
@@ -145,7 +147,7 @@ def export_with_program(plan: Plan) -> tuple[ComputationGraph, mtf.Graph]:
     options = plan.options
     with Stage("export"):
         graph, program = exported(plan)
-        known = plan.checkpoint is None or _is_of(plan.checkpoint.graph_hash, plan, program, graph)
+        known = plan.checkpoint is None or _is_of(plan.checkpoint, plan, program, graph)
     if plan.checkpoint and not known:
         raise MismatchError(f"--resume={options.resume}: the checkpoint is of graph {plan.checkpoint.graph_hash}, this "
                             f"program is {graph.hash}; resume with the version of pase_mtf that wrote it")
@@ -209,11 +211,31 @@ def _in_other_blocks(plan: Plan) -> Iterator[tuple[str, Plan]]:
             yield f"--recompute={','.join(names) or 'none'}", plan.recomputing(names)
 
 
-def _is_of(graph_hash: str, plan: Plan, program: mtf.Graph, graph: ComputationGraph) -> bool:
-    """Whether a checkpoint of a graph with this hash is of this program: it holds whole variables, whatever layer
-    updates them, in however many pieces the batch was computed, and whatever was computed again."""
-    if graph_hash in (graph.hash, export_as(program, graph_hash).hash):
-        return True
+def _is_of(checkpoint: CheckpointInfo, plan: Plan, program: mtf.Graph, graph: ComputationGraph) -> bool:
+    """Whether a checkpoint is of this program: it holds whole variables, whatever layer updates them, in however many
+    pieces the batch was computed, and whatever was computed again."""
+    sought = checkpoint.graph_hash
+    return sought in (graph.hash, export_as(program, sought).hash) or any(
+        _is_program_of(sought, other) for other in _programs_that_wrote(checkpoint, plan))
+
+
+def _is_program_of(graph_hash: str, plan: Plan) -> bool:
+    """Whether the program of a run has a graph with this hash."""
+    try:
+        return export_as(mesh_graph(plan), graph_hash).hash == graph_hash
+    except UsageError:  # what an earlier run tells of its blocks may be of another version's model
+        return False
+
+
+def _programs_that_wrote(checkpoint: CheckpointInfo, plan: Plan) -> Iterator[Plan]:
+    """The run as those may have computed it that wrote its checkpoint: the one that this tells; of those that do not
+    tell yet, first as the run was started that it continues, then all others, each of which takes seconds to build."""
+    if checkpoint.microbatches is not None and checkpoint.recompute is not None:
+        yield plan.in_microbatches(checkpoint.microbatches).recomputing(checkpoint.recompute)
+        return
+    earlier = dataclasses.replace(plan.options, **{
+        name: plan.earlier.get(name, getattr(Options, name)) for name in ("microbatches", "recompute")})
+    yield plan.in_microbatches(earlier.microbatch_count or 1).recomputing(earlier.recomputed or ())
     in_pieces = [plan, *(other for _, other in _in_other_pieces(plan))]
-    return any(export_as(mesh_graph(other), graph_hash).hash == graph_hash for other in itertools.chain(
-        in_pieces[1:], (again for one in in_pieces for _, again in _in_other_blocks(one))))
+    yield from in_pieces[1:]
+    yield from (again for one in in_pieces for _, again in _in_other_blocks(one))

@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import filelock
 from typing_extensions import NotRequired, TypedDict
@@ -62,6 +62,8 @@ class _Manifest(TypedDict):
     files: dict[str, FileEntry | int]
     next_loss: NotRequired[float | None]
     order: NotRequired[int]
+    microbatches: NotRequired[int]
+    recompute: NotRequired[list[str]]
     sha256: NotRequired[str]
 
 
@@ -76,6 +78,8 @@ class CheckpointInfo:
       next_loss: the loss of that step, the first that is not done, under the strategy it was trained with; None where
         that is not known.
       order: in which the examples come whose losses the run tells (`data.ORDER`); 1 of runs before there was another.
+      microbatches: in how many of them that program computes a batch; None of runs that did not tell yet.
+      recompute: names of the blocks that it computes once more; None as well.
     """
 
     folder: str
@@ -83,6 +87,8 @@ class CheckpointInfo:
     graph_hash: str
     next_loss: float | None = None
     order: int = 1
+    microbatches: int | None = None
+    recompute: Sequence[str] | None = None
 
     @property
     def prefix(self) -> str:
@@ -91,7 +97,8 @@ class CheckpointInfo:
 
 
 def save_checkpoint(folder: str, save: Callable[[str], Mapping[str, FileEntry] | None], *, step: int, graph_hash: str,
-                    next_loss: float | None = None, order: int = 1) -> None:
+                    next_loss: float | None = None, order: int = 1, microbatches: int | None = None,
+                    recompute: Sequence[str] | None = None) -> None:
     """Writes a checkpoint beside the others, renames it into place, and removes all but the last two.
 
     Killed at any moment, it leaves the earlier ones as they were.
@@ -102,7 +109,7 @@ def save_checkpoint(folder: str, save: Callable[[str], Mapping[str, FileEntry] |
         of those that others have written, brought to the disk, and read for their hashes.
       step: training steps done; a checkpoint of that step that is there already is kept as it is.
       graph_hash: of the program.
-      next_loss, order: see CheckpointInfo.
+      next_loss, order, microbatches, recompute: see CheckpointInfo.
 
     Raises:
       UsageError: it cannot be written (disk full, no permission).
@@ -124,6 +131,10 @@ def save_checkpoint(folder: str, save: Callable[[str], Mapping[str, FileEntry] |
             manifest = {"format": FORMAT, "version": VERSION, "step": step, "graph_hash": graph_hash,
                         "next_loss": next_loss if next_loss is None or math.isfinite(next_loss) else None,
                         "order": order, "files": files}
+            if microbatches is not None:
+                manifest["microbatches"] = microbatches
+            if recompute is not None:
+                manifest["recompute"] = list(recompute)
             manifest["sha256"] = _own_hash(manifest)
             write_atomically(os.path.join(temporary, MANIFEST), json.dumps(manifest, indent=2) + "\n")
             os.chmod(temporary, 0o755)
@@ -231,7 +242,8 @@ def _checked(folder: str, named: int | None) -> CheckpointInfo:
         raise FormatError(f"{path}: is of step {step}, its folder says {named}; it was moved or changed")
     for name, entry in manifest["files"].items():
         _check_file(os.path.join(folder, name), entry if isinstance(entry, dict) else {"bytes": entry})
-    return CheckpointInfo(folder, step, manifest["graph_hash"], manifest.get("next_loss"), manifest.get("order", 1))
+    return CheckpointInfo(folder, step, manifest["graph_hash"], manifest.get("next_loss"), manifest.get("order", 1),
+                          manifest.get("microbatches"), manifest.get("recompute"))
 
 
 def _check_file(file: str, entry: Mapping[str, object]) -> None:

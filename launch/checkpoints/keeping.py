@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from pase_mtf.errors import DataError, UsageError
@@ -41,8 +41,9 @@ class Keeper:
     devices perhaps, must find the same.
     """
 
-    def __init__(self, folder: str, arm: _Kept, data: Data, graph_hash: str, *, first_step: int = 0,
-                 every: int | None = None, clock: Callable[[], float] = time.monotonic, alone: bool = False):
+    def __init__(self, folder: str, arm: _Kept, data: Data, graph_hash: str, *, microbatches: int,
+                 recompute: Sequence[str], first_step: int = 0, every: int | None = None,
+                 clock: Callable[[], float] = time.monotonic, alone: bool = False):
         """Writes nothing yet.
 
         Args:
@@ -50,6 +51,7 @@ class Keeper:
           arm: the one that is kept.
           data: what it is trained on.
           graph_hash: of its program.
+          microbatches, recompute: of that program, so that who goes on in another one need not guess them.
           first_step: training steps done before this run.
           every: steps between two checkpoints; None: `EVERY_SECONDS` between two.
           clock: seconds.
@@ -57,6 +59,7 @@ class Keeper:
             that it tells; others would wait for this one.
         """
         self._folder, self._arm, self._data, self._graph_hash = folder, arm, data, graph_hash
+        self._microbatches, self._recompute = microbatches, recompute
         self._every, self._clock, self._alone = every, clock, alone
         self._done, self._finite = first_step, True
         self._last = clock()
@@ -96,4 +99,4 @@ class Keeper:
             loss = self._arm.loss(next(self._data.batches(self._done)))
         if self._finite and (loss is None or math.isfinite(loss)):
             save_checkpoint(self._folder, self._arm.save, step=self._done, graph_hash=self._graph_hash, next_loss=loss,
-                            order=ORDER)
+                            order=ORDER, microbatches=self._microbatches, recompute=self._recompute)

@@ -33,9 +33,10 @@ def _read(info):
 
 
 def test_round_trip(tmp_path):
-    _write(tmp_path, 7, next_loss=1.25, order=2)
+    _write(tmp_path, 7, next_loss=1.25, order=2, microbatches=4, recompute=("encoder1",))
     info = find_checkpoint(str(tmp_path))
     assert (info.step, info.graph_hash, info.next_loss, info.order) == (7, "abc", 1.25, 2)
+    assert (info.microbatches, info.recompute) == (4, ["encoder1"])
     assert _read(info) == "weights"
     assert os.listdir(tmp_path) == ["checkpoint"]
     assert os.listdir(tmp_path / "checkpoint") == ["step-7"]
@@ -100,6 +101,7 @@ def test_one_of_version_1_is_read(tmp_path):
         "format": "pase_mtf.checkpoint", "version": 1, "step": 3, "graph_hash": "abc", "files": {"model.data": 7}}))
     info = find_checkpoint(str(tmp_path))
     assert (info.step, info.next_loss, _read(info)) == (3, None, "weights")
+    assert (info.microbatches, info.recompute) == (None, None)  # as of the first runs that wrote version 2
     (folder / "model.data").write_text("wei")
     with pytest.raises(FormatError, match="has 3 bytes of 7"):
         find_checkpoint(str(tmp_path))
