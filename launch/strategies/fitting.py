@@ -28,7 +28,7 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.fitting import Choice, Fitting
 from pase_mtf.launch.strategies.finding import strategy_by_hand
 from pase_mtf.machine.machine import Machine
-from pase_mtf.models.blocks import blocks_of, choices_of
+from pase_mtf.models.blocks import ALL, blocks_of, choices_of
 from pase_mtf.models.presets import BATCH_STATISTICS
 from pase_mtf.strategy.compile import compile_kernels
 from pase_mtf.strategy.strategy import Strategy
@@ -157,38 +157,57 @@ def fitting_program(plan: Plan, machine: Machine) -> Fitting:
     tried = {chosen(counts): priced for counts, priced in known.items()}
     best = min(tried, key=lambda choice: (tried[choice].seconds, choice.microbatches, len(choice.blocks)))
     if math.isinf(tried[best].seconds):
-        raise InfeasibleError(_nothing_fits(limit, None if options.microbatch_count else pieces[-1], names,
-                                            math.isinf(bound)))
+        raise InfeasibleError(_nothing_fits(plan, limit, pieces, names, math.isinf(bound)))
     return Fitting(best, options.microbatch_count is None, None if names is None else len(names), tried, bound,
                    tried[best].seconds, limit, options.prices == "measured")
 
 
 def _pieces(plan: Plan) -> tuple[int, ...]:
     """The numbers of microbatches that a run may take."""
-    most = batch = plan.options.batch
-    if plan.options.arms[0].method in BY_BATCH:  # every microbatch is to split over all devices
-        most = batch = batch // plan.devices.count
-    if plan.options.model in BATCH_STATISTICS:
-        most = 1
+    batch = plan.options.batch // _fewest_examples(plan)
+    most = 1 if plan.options.model in BATCH_STATISTICS else batch
     return tuple(count for count in range(1, most + 1) if batch % count == 0)
 
 
-def _nothing_fits(limit: float, pieces: int | None, blocks: Sequence[str] | None, proven: bool) -> str:
+def _fewest_examples(plan: Plan) -> int:
+    """Of a microbatch, which some strategies split over all devices."""
+    return plan.devices.count if plan.options.arms[0].method in BY_BATCH else 1
+
+
+def _nothing_fits(plan: Plan, limit: float, pieces: Sequence[int], blocks: Sequence[str] | None, proven: bool) -> str:
     """Why there is no program, and what to do.
 
     Args:
+      plan: of the run.
       limit: bytes per device.
-      pieces: the most microbatches that were offered; None: that was not open.
+      pieces: the numbers of microbatches that were offered.
       blocks: that might have been computed again; None: that was not open.
       proven: whether it is; else none was found in the time that there is.
     """
-    flags = ["--microbatches=auto"] * (pieces is not None) + ["--recompute=auto"] * (blocks is not None)
-    scope = [] if pieces is None else [f"in up to {pieces} microbatches"]
-    scope += [] if blocks is None else [f"whichever of {len(blocks)} blocks are computed again"]
-    other = "--microbatches=auto, a smaller --batch" if pieces is None else "a smaller --preset"
+    options, flags, scope = plan.options, list[str](), list[str]()
+    if options.microbatch_count is None:
+        flags.append("--microbatches=auto")
+        why = f" ({options.model} normalises over the batch)" if options.model in BATCH_STATISTICS else ""
+        scope.append(f"in up to {pieces[-1]} microbatches" if pieces[-1] > 1 else f"in one microbatch{why}")
+    if blocks is not None:
+        flags.append("--recompute=auto")
+        scope.append(f"whichever of {len(blocks)} blocks are computed again")
     found = "no strategy keeps" if proven else "no strategy was found that keeps"
-    return (f"{' '.join(flags)}: {found} to {bytes_text(limit)} per device {', '.join(scope)}; take {other}, more "
-            "devices, or a larger --memory_limit")
+    return (f"{' '.join(flags)}: {found} to {bytes_text(limit)} per device {', '.join(scope)}; take "
+            f"{', '.join(_remedies(plan))}, or a larger --memory_limit")
+
+
+def _remedies(plan: Plan) -> list[str]:
+    """What may make a run fit: what it has not left open, where its batch and its model have more of it, and smaller
+    sizes."""
+    options, found = plan.options, list[str]()
+    if options.microbatch_count is not None and _pieces(plan)[-1] > plan.microbatches:
+        found.append("--microbatches=auto")
+    if options.recomputed is not None and ALL not in options.recomputed and (
+            set(blocks_of(mesh_graph(plan.in_microbatches(1)))) - set(options.recomputed)):
+        found.append("--recompute=auto")
+    smaller = "--batch or --preset" if options.batch > _fewest_examples(plan) else "--preset"
+    return [*found, f"a smaller {smaller}", "more devices"]
 
 
 class _Programs:

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from pase_mtf.errors import InfeasibleError
 from pase_mtf.launch.arms.program import exported
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
@@ -159,6 +160,27 @@ def test_by_which_prices_a_program_is_the_fastest_is_said(prices, says):
     plan = _plan("alexnet", "1", 4, microbatches="auto", memory_limit="1GB")
     plan = dataclasses.replace(plan, options=dataclasses.replace(plan.options, prices=prices))
     assert fitting_program(plan, plan.machine).text().endswith(says)
+
+
+@pytest.mark.parametrize(("model", "mesh", "batch", "flags", "says"), [
+    ("alexnet", "1", 4, {"recompute": "auto"}, "take --microbatches=auto, a smaller --batch or --preset,"),
+    ("alexnet", "1", 4, {"recompute": "auto", "microbatches": "4"}, "; take a smaller --batch or --preset,"),
+    ("alexnet", "1", 4, {"microbatches": "auto"}, "4 microbatches; take --recompute=auto, a smaller --batch or"),
+    ("alexnet", "1", 1, {"microbatches": "auto", "recompute": "all"}, "one microbatch; take a smaller --preset,"),
+    ("alexnet", "2", 4, {"microbatches": "auto", "strategy": "data_parallel", "recompute": "all"},
+     "2 microbatches; take a smaller --batch or --preset, more devices, or a larger --memory_limit"),
+    ("alexnet", "2", 2, {"recompute": "auto", "strategy": "data_parallel"}, "; take a smaller --preset,"),
+    ("densenet121", "1", 4, {"recompute": "auto"}, "are computed again; take a smaller --batch or --preset,"),
+    ("densenet121", "1", 4, {"microbatches": "auto"}, "in one microbatch (densenet121 normalises over the batch); take "
+     "--recompute=auto, a smaller --batch or --preset, more devices, or a larger --memory_limit")])
+def test_what_does_not_fit_is_told_what_may_help_and_nothing_else(monkeypatch, model, mesh, batch, flags, says):
+    """Which depends on what the flags left open, and on what the model and its batch have."""
+    monkeypatch.setattr(fitting, "cheapest_counts", lambda pieces, most, *_: (
+        {(pieces[0], *(0 for _ in most)): Priced(math.inf, math.inf, math.nan)}, math.inf))
+    plan = _plan(model, mesh, batch, memory_limit="1kB", **flags)
+    with pytest.raises(InfeasibleError) as caught:
+        fitting_program(plan, plan.machine)
+    assert says in str(caught.value)
 
 
 def test_to_compile_is_not_of_the_time_for_looking(monkeypatch):
