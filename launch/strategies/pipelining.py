@@ -16,7 +16,7 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.possible import counts_of_microbatches, why_left_out
 from pase_mtf.launch.strategies.finding import MAIN_SHARE, share_of
 from pase_mtf.machine.machine import Machine
-from pase_mtf.pipeline.find import evaluate_pipeline, find_measured_pipeline, find_pipeline
+from pase_mtf.pipeline.find import NoPipelineError, evaluate_pipeline, find_measured_pipeline, find_pipeline
 from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.strategy.by_kernels import Telling, kernels_of
 from pase_mtf.strategy.measured import MeasuredPrices
@@ -69,12 +69,23 @@ def _find(plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: fl
     with Stage("pipeline"):
         programs = {count: microbatch_of(plan, count) for count in counts_of_microbatches(plan.options)}
         graphs = {count: graph for count, (_, graph) in programs.items()}
-        if prices is None:
-            return find_pipeline(graphs, plan.devices.count, machine, schedule=plan.options.schedule,
-                                 memory_limit=within)
-        sources = {count: kernels_of(one.graph, graph) for count, (one, graph) in programs.items()}
-        return find_measured_pipeline(graphs, sources, prices.meter, schedule=plan.options.schedule,
-                                      memory_limit=within, seconds=share_of(until, 1.0), progress=Telling())
+        try:
+            if prices is None:
+                return find_pipeline(graphs, plan.devices.count, machine, schedule=plan.options.schedule,
+                                     memory_limit=within)
+            sources = {count: kernels_of(one.graph, graph) for count, (one, graph) in programs.items()}
+            return find_measured_pipeline(graphs, sources, prices.meter, schedule=plan.options.schedule,
+                                          memory_limit=within, seconds=share_of(until, 1.0), progress=Telling())
+        except NoPipelineError as error:
+            advice = _to_fit(plan, max(graphs)) if error.limited else "leave out pipeline"
+            raise InfeasibleError(f"{error.reason}; {advice}", proven=error.proven) from error
+
+
+def _to_fit(plan: Plan, most: int) -> str:
+    """What to do where no pipeline of up to so many microbatches keeps to the limit, as flags."""
+    more = f"more --microbatches than {most}, " if plan.options.batch > most else ""
+    return (f"take a larger --memory_limit than {plan.options.memory_limit}, {more}a smaller --batch or --preset, or "
+            "more devices")
 
 
 def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: float) -> Pipeline:

@@ -11,7 +11,8 @@ searched, and the blocks are cut again.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+import time
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from pase_mtf.pipeline.schedule import in_flight
 from pase_mtf.pipeline.stage_costs import StageChoice, StageCosts
 
-__all__ = ["Cut", "CutStage", "Cutting", "Place", "cut_stages"]
+__all__ = ["Cut", "CutStage", "Cutting", "Place", "cut_stages", "least_of_largest"]
 
 
 class CutStage(NamedTuple):
@@ -69,6 +70,7 @@ class Cutting:
     """One graph on one machine; stages are numbered from the last, which is 1.
 
     Attributes:
+      blocks: how many are cut.
       devices: p.
       most: stages that there can be.
     """
@@ -76,7 +78,7 @@ class Cutting:
     def __init__(self, blocks: int, devices: int, microbatches: int, *, shared_cores: bool,
                  nodes: Sequence[int] = ()) -> None:
         """The arguments are those of `cut_stages`."""
-        self._blocks, self.devices, self._microbatches, self._shared = blocks, devices, microbatches, shared_cores
+        self.blocks, self.devices, self._microbatches, self._shared = blocks, devices, microbatches, shared_cores
         self._nodes = nodes
         self._sizes = [size for size in range(1, devices + 1) if devices % size == 0]
         self.most = min(blocks, devices)
@@ -84,7 +86,7 @@ class Cutting:
     def places(self) -> set[Place]:
         """All stages that there may be."""
         return {place for left in range(1, self.most + 1) for offset in range(self.devices)
-                for first in range(self._blocks) for place in self.beginning(left, first, offset)}
+                for first in range(self.blocks) for place in self.beginning(left, first, offset)}
 
     def beginning(self, left: int, first: int, offset: int) -> list[Place]:
         """Every stage that may begin here and be followed by `left` - 1 others.
@@ -95,7 +97,7 @@ class Cutting:
         return [Place(left, first, stop, size) for size in self._sizes
                 if offset % size == 0 and offset + size <= self.devices
                 and all(offset % node == 0 or offset // node == (offset + size - 1) // node for node in self._nodes)
-                for stop in ([self._blocks] if left == 1 else range(first + 1, self._blocks - left + 2))]
+                for stop in ([self.blocks] if left == 1 else range(first + 1, self.blocks - left + 2))]
 
     def best(self, seconds: dict[Place, float]) -> dict[int, tuple[float, list[tuple[Place, int]]]]:
         """The best cut into every number of stages.
@@ -113,7 +115,7 @@ class Cutting:
             return {}
         worst = np.full(len(limits), math.inf)
         sums: dict[tuple[int, int, int], np.ndarray] = {
-            (0, self._blocks, used): np.zeros(len(limits)) for used in range(1, self.devices + 1)}
+            (0, self.blocks, used): np.zeros(len(limits)) for used in range(1, self.devices + 1)}
 
         def through(place: Place, offset: int) -> np.ndarray:
             """The sum over the stages from here on, for every limit of the bottleneck."""
@@ -123,7 +125,7 @@ class Cutting:
 
         result = {}
         for left in range(1, self.most + 1):
-            for first in range(self._blocks):
+            for first in range(self.blocks):
                 for offset in range(self.devices):
                     found = [through(place, offset) for place in self.beginning(left, first, offset)]
                     if found:
@@ -139,6 +141,49 @@ class Cutting:
                     first, offset = place.stop, offset + place.devices
                 result[left] = float(steps[best]), stages
         return result
+
+
+def least_of_largest(cutting: Cutting, size: Callable[[Place], float], numbers: Container[int],
+                     seconds: float) -> tuple[float, float]:
+    """The least that the largest stage of a cut can have: as in `cut_stages`, only stages of best cuts are looked at.
+
+    Args:
+      cutting: which stages there may be.
+      size: of a stage.
+      numbers: of stages that are wanted.
+      seconds: after which no more stages are looked at.
+
+    Returns:
+      What no cut is below, and that of the best cut that was looked at: the same unless the time was over. Both are inf
+      where there is no cut.
+    """
+    best = math.inf
+    known: dict[Place, float] = {}
+    offered = {(left, first, offset): cutting.beginning(left, first, offset) for left in range(1, cutting.most + 1)
+               for first in range(cutting.blocks) for offset in range(cutting.devices)}
+    end = time.monotonic() + seconds
+    while True:
+        least: dict[tuple[int, int, int], tuple[float, Place | None]] = {
+            (0, cutting.blocks, used): (0.0, None) for used in range(1, cutting.devices + 1)}
+        for (left, first, offset), places in offered.items():
+            found = [(max(known.get(place, 0.0), least[after][0]), place) for place in places
+                     if (after := (left - 1, place.stop, offset + place.devices)) in least]
+            if found:
+                least[left, first, offset] = min(found)
+        roots = [(least[left, 0, 0][0], left) for left in range(1, cutting.most + 1)
+                 if left in numbers and (left, 0, 0) in least]
+        if not roots:
+            return math.inf, math.inf
+        largest, left = min(roots)
+        stages, first, offset = list[Place](), 0, 0
+        while (place := least[left - len(stages), first, offset][1]) is not None:
+            stages.append(place)
+            first, offset = place.stop, offset + place.devices
+        unknown = [place for place in stages if place not in known]
+        known.update((place, size(place)) for place in unknown)
+        best = min(best, max(known[place] for place in stages))
+        if not unknown or time.monotonic() > end:
+            return largest, best
 
 
 def cut_stages(costs: StageCosts, blocks: int, devices: int, microbatches: int, schedule: str, *,

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from pase_mtf.amounts import bytes_text
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import GivenMachine, load_machine
 from pase_mtf.calibration.meter import KernelMeter
@@ -16,7 +17,7 @@ from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.pipeline.blocks import BLOCKS, find_blocks, of_microbatch, part_of_graph, summed_within
-from pase_mtf.pipeline.cutting import cut_stages
+from pase_mtf.pipeline.cutting import Cutting, cut_stages, least_of_largest
 from pase_mtf.pipeline.measured import PATIENCE, WORTH, KernelsOfStages
 from pase_mtf.pipeline.pipeline import Pipeline, PipelineReport, Stage
 from pase_mtf.pipeline.prices import RatePrices, StagePrices
@@ -27,11 +28,28 @@ from pase_mtf.pipeline.stage_costs import StageCosts
 from pase_mtf.pipeline.stage_memory import StageMemory
 from pase_mtf.strategy.choosing import gap_above
 
-__all__ = ["evaluate_pipeline", "find_measured_pipeline", "find_pipeline"]
+__all__ = ["NoPipelineError", "evaluate_pipeline", "find_measured_pipeline", "find_pipeline"]
 
 
 _SECONDS = 10.0
 """For the proof that no other cut's step is shorter."""
+
+_SECONDS_OF_LEAST = 5.0
+"""To find out what some device holds at least, where no pipeline keeps to the memory."""
+
+
+class NoPipelineError(InfeasibleError):
+    """No pipeline was found.
+
+    Attributes:
+      reason: why, without what to do.
+      limited: whether there are some that need more memory.
+    """
+
+    def __init__(self, reason: str, advice: str, *, proven: bool, limited: bool) -> None:
+        """Takes what is told."""
+        super().__init__(f"{reason}; {advice}", proven=proven)
+        self.reason, self.limited = reason, limited
 
 
 @checked_arguments
@@ -65,7 +83,7 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
 
     Raises:
       UsageError: no graph, or a number that makes no sense.
-      InfeasibleError: no pipeline keeps to the memory, or the layers cannot be cut so often.
+      NoPipelineError: none keeps to the memory, or the layers cannot be cut so often.
     """
     _check(graphs, devices, schedule, stages, blocks)
     start = time.perf_counter()
@@ -104,6 +122,7 @@ class _Search:
         """Has searched nothing; the arguments are those of `find_pipeline`."""
         self.machine, self._graphs, self._devices, self._schedule = machine, graphs, devices, schedule
         self._stages, self._limit = stages, memory_limit
+        self._numbers = range(2, devices + 1) if stages is None else range(stages, stages + 1)
         self.blocks = {count: find_blocks(of_microbatch(graph, count), _work(graph, machine), blocks)
                        for count, graph in sorted(graphs.items())}
         self._memory = {count: StageMemory(graph, count, shared=machine.shared_cores,
@@ -118,39 +137,60 @@ class _Search:
           seconds: for steps that are shorter than those of the best cuts, and the proof that there are no others.
 
         Raises:
-          InfeasibleError: there is none.
+          NoPipelineError: there is none.
         """
         told: PipelineReport = {"blocks": 0, "pairs": 0, "searched": 0, "optimal": True,
                                 "microbatches": sorted(self._graphs), "simulated": 0}
         found: list[Simulated] = []
-        all_costs: list[StageCosts] = []
+        all_costs: dict[int, StageCosts] = {}
         all_cuts: dict[int, Cuts] = {}
-        numbers = range(2, self._devices + 1) if self._stages is None else (self._stages,)
+        numbers = self._numbers
         for count, made in self.blocks.items():
             costs = StageCosts(made, prices[count], count, self._memory[count], self._limit)
             cuts = all_cuts[count] = Cuts(made, costs, prices[count], count, self._devices, self._schedule)
             best = cut_stages(costs, made.count, self._devices, count, self._schedule, numbers=numbers,
                               shared_cores=self.machine.shared_cores, nodes=self.machine.nodes)
             found += filter(None, (cuts.simulate(cut.placed) for cut in best.values()))
-            all_costs.append(costs)
+            all_costs[count] = costs
             told.update({"blocks": max(told["blocks"], made.count), "pairs": told["pairs"] + costs.pairs})
         if not found:
-            raise self._none(told["blocks"], all(costs.optimal for costs in all_costs))
+            raise self._none(all_costs)
         shorter, least = shortest_steps(all_cuts, numbers, min(one.step.seconds for one in found), seconds)
         chosen = _simplest([*found, *shorter])
-        told.update({"searched": sum(costs.searched for costs in all_costs),
-                     "optimal": all(costs.optimal for costs in all_costs),
+        told.update({"searched": sum(costs.searched for costs in all_costs.values()),
+                     "optimal": all(costs.optimal for costs in all_costs.values()),
                      "simulated": sum(cuts.simulated for cuts in all_cuts.values()),
                      "lower_bound": float(least), "gap": gap_above(float(chosen.step.seconds), float(least))})
         return chosen, told
 
-    def _none(self, blocks: int, proven: bool) -> InfeasibleError:
-        """What is raised where none of so many blocks was found."""
-        name, limit = next(iter(self._graphs.values())).name, self._limit
-        within, more = ("", "") if limit is None else (f" within {limit:.0f} bytes each", ", or more microbatches")
-        return InfeasibleError(
-            f"{name}: {'no' if proven else 'found no'} pipeline of {self._stages or 'two or more'} stages on "
-            f"{self._devices} devices{within}; the layers make {blocks} blocks; take fewer stages{more}", proven=proven)
+    def _none(self, costs: Mapping[int, StageCosts]) -> NoPipelineError:
+        """What is raised where none was found by these, of every number of microbatches."""
+        name, blocks = next(iter(self._graphs.values())).name, max(made.count for made in self.blocks.values())
+        which = f"pipeline of {self._stages or 'two or more'} stages on {self._devices} devices"
+        limit = None if blocks < self._numbers[0] else self._limit
+        bounds = [] if limit is None else [self._least_memory(count, one) for count, one in costs.items()]
+        least, lightest = map(min, zip(*bounds, strict=True)) if bounds else (-math.inf, -math.inf)
+        above = limit is not None and limit < least < math.inf
+        proven = above or all(one.optimal for one in costs.values())
+        reason = f"{name}: {'no' if proven else 'found no'} {which}"
+        if limit is None:
+            return NoPipelineError(f"{reason}; the layers make {blocks} block{'s' * (blocks != 1)}",
+                                   "take fewer stages" if self._stages else "leave them in one piece",
+                                   proven=proven, limited=False)
+        needs = [f"every one needs at least {bytes_text(least)}"] if above else []
+        if max(limit, least) < lightest:
+            needs.append(f"the lightest that was looked at {'' if above else 'needs at least '}{bytes_text(lightest)}")
+        return NoPipelineError(f"{reason} within {bytes_text(limit)} each{'; ' * bool(needs)}{', '.join(needs)}",
+                               "raise the limit, take more microbatches, or more devices", proven=proven, limited=True)
+
+    def _least_memory(self, count: int, costs: StageCosts) -> tuple[float, float]:
+        """Bytes that some device of every pipeline of so many microbatches holds at least, and of the lightest that was
+        looked at."""
+        cutting = Cutting(self.blocks[count].count, self._devices, count, shared_cores=self.machine.shared_cores,
+                          nodes=self.machine.nodes)
+        return least_of_largest(cutting, lambda place: costs.least_memory(
+            place.first, place.stop, place.devices, in_flight(self._schedule, place.left, count)), self._numbers,
+            _SECONDS_OF_LEAST / len(self._graphs))
 
     def step(self, candidate: Simulated, prices: Mapping[int, StagePrices]) -> Simulated:
         """The same pipeline by other prices."""

@@ -211,6 +211,25 @@ class StageCosts:
             choices[choice] for choices, choice in zip(offered, found.solution.assignment, strict=True)), found.proven,
             found.lower_bound)
 
+    def least_memory(self, first: int, stop: int, devices: int, in_flight: int) -> float:
+        """Bytes that every strategy of a stage holds at least at one of two moments: that at which it holds most while
+        nothing is split, and that at which the lightest does that there is for it; 0 where no memory was given.
+
+        Args:
+          first, stop, devices, in_flight: as of `best`.
+        """
+        if self._memory is None:
+            return 0.0
+        begin, end = self._layers(first, stop)
+        model, offered = self._memory.model(begin, end, in_flight), self._group(devices).configurations[begin:end]
+        least, moment = 0.0, model.fullest
+        for _ in range(2):
+            held = [model.layer(number, choices, moment) for number, choices in enumerate(offered)]
+            least = max(least, math.fsum(float(vector.min()) for vector in held))
+            lightest = [choices[int(vector.argmin())] for choices, vector in zip(offered, held, strict=True)]
+            moment = model.peak(lightest)[1]
+        return least
+
     def _layers(self, first: int, stop: int) -> tuple[int, int]:
         return self._blocks.starts[first], self._blocks.starts[stop]
 

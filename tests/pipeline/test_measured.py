@@ -114,5 +114,5 @@ def test_one_that_is_given_is_priced_alike(program):
 def test_what_makes_no_sense_is_refused(program):
     with pytest.raises(UsageError, match="stages=9: give a number from 1 to 4"):
         _find(program, (2,), PretendedMeter(), stages=9)
-    with pytest.raises(InfeasibleError, match="within 1000 bytes each"):
+    with pytest.raises(InfeasibleError, match="within 1000 B each; every one needs at least"):
         _find(program, (2,), PretendedMeter(), memory_limit=1000.0)

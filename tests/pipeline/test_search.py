@@ -11,14 +11,16 @@ import pytest
 from micro_models import SIZES
 
 from pase_mtf import models
+from pase_mtf.amounts import bytes_text
 from pase_mtf.cost.build import build_network
 from pase_mtf.errors import FormatError, InfeasibleError, UsageError
 from pase_mtf.graph.computation_graph import ADDED
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Link, Machine
+from pase_mtf.pipeline import cutting, find
 from pase_mtf.pipeline.blocks import find_blocks, of_microbatch, part_of_graph
 from pase_mtf.pipeline.cutting import Cutting, cut_stages
-from pase_mtf.pipeline.find import evaluate_pipeline, find_pipeline
+from pase_mtf.pipeline.find import NoPipelineError, evaluate_pipeline, find_pipeline
 from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.pipeline.prices import RatePrices
 from pase_mtf.pipeline.schedule import SCHEDULES, Task, in_flight, order_of_stage, tasks_in_order
@@ -176,8 +178,9 @@ def test_that_none_was_found_is_no_proof(graph, proven, monkeypatch):
     assert costs.best(0, 1, 2, 1).seconds == math.inf
     assert costs.optimal == proven
     with pytest.raises(InfeasibleError, match="no pipeline of 2 stages") as caught:
-        find_pipeline({_COUNT: graph}, 4, harness.MACHINE, stages=2, blocks=2, memory_limit=1000.0)
+        find_pipeline({_COUNT: graph}, 4, harness.MACHINE, stages=2, blocks=2, memory_limit=1e12)
     assert caught.value.proven == proven
+    assert "needs at least" not in str(caught.value)  # which is less
     assert ("found no" in str(caught.value)) != proven
 
 
@@ -283,8 +286,63 @@ def test_memory_of_microbatches_in_flight_is_kept_to(graph):
     limit = 0.9 * free.memory_bytes
     tight = find_pipeline({_COUNT: graph}, 4, harness.MACHINE, stages=2, blocks=6, memory_limit=limit)
     assert tight.memory_bytes <= limit
-    with pytest.raises(InfeasibleError, match="no pipeline of 2 stages on 4 devices within 1000 bytes"):
-        find_pipeline({_COUNT: graph}, 4, harness.MACHINE, stages=2, blocks=6, memory_limit=1000.0)
+
+
+@pytest.mark.parametrize("stages", [2, None])
+def test_what_every_pipeline_needs_at_least_is_told_where_none_fits(graph, stages, monkeypatch):
+    """And that is no more than any holds, and not far from it."""
+    def refused(limit):
+        with pytest.raises(NoPipelineError) as caught:
+            find_pipeline({_COUNT: graph}, 4, harness.MACHINE, stages=stages, blocks=6, memory_limit=limit)
+        return caught.value
+    least, told = [], cutting.least_of_largest
+
+    def seen(*given):
+        found = told(*given)
+        least.append(found[0])
+        return found
+    monkeypatch.setattr(find, "least_of_largest", seen)
+    error = refused(1000.0)
+    assert (error.limited, error.proven) == (True, True)
+    assert str(error) == (
+        f"{graph.name}: no pipeline of {stages or 'two or more'} stages on 4 devices within 1000 B each; every one "
+        f"needs at least {bytes_text(least[0])}; raise the limit, take more microbatches, or more devices")
+    assert refused(least[0] - 1.0).proven
+    found = find_pipeline({_COUNT: graph}, 4, harness.MACHINE, stages=stages, blocks=6, memory_limit=1.3 * least[0])
+    assert least[0] <= found.memory_bytes <= 1.3 * least[0]
+    monkeypatch.setattr(find, "_SECONDS_OF_LEAST", -1.0)
+    assert "1000 B each; the lightest that was looked at needs at least " in str(refused(1000.0))
+
+
+def test_what_the_largest_stage_has_at_least_is_that_of_the_best_cut_of_all():
+    """Beside all cuts; and where no more stages may be looked at it is no more than that."""
+    generator = random.Random(1)
+    cuts = Cutting(5, 4, 2, shared_cores=False)
+    size = {place: generator.random() for place in sorted(cuts.places())}
+
+    def largest(left, first, offset):
+        if left == 0:
+            return 0.0 if first == 5 and offset <= 4 else math.inf
+        return min((max(size[place], largest(left - 1, place.stop, offset + place.devices))
+                    for place in cuts.beginning(left, first, offset)), default=math.inf)
+    for numbers in ([2], [3], [4], range(2, 5)):
+        least = min(largest(number, 0, 0) for number in numbers)
+        assert cutting.least_of_largest(cuts, size.__getitem__, numbers, math.inf) == (least, least)
+        below, above = cutting.least_of_largest(cuts, size.__getitem__, numbers, -1.0)
+        assert below <= least <= above < math.inf
+    assert cutting.least_of_largest(cuts, size.__getitem__, [5], math.inf) == (math.inf, math.inf)
+
+
+@pytest.mark.parametrize(("stages", "says"), [
+    (4, "no pipeline of 4 stages on 4 devices; the layers make 3 blocks; take fewer stages"),
+    (None, "no pipeline of two or more stages on 4 devices; the layers make 1 block; leave them in one piece")])
+def test_that_layers_cannot_be_cut_so_often_is_told_whatever_the_limit(graph, stages, says):
+    for limit in (None, 1000.0):
+        with pytest.raises(NoPipelineError) as caught:
+            find_pipeline({_COUNT: graph}, 4, harness.MACHINE, stages=stages, blocks=3 if stages else 1,
+                          memory_limit=limit)
+        assert str(caught.value).endswith(says)
+        assert (caught.value.limited, caught.value.proven) == (False, True)
 
 
 def test_parts_of_a_graph_are_graphs(graph):
