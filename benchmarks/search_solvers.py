@@ -43,6 +43,7 @@ __all__ = ["RANDOM", "SOLVERS", "document", "main"]
 
 MODELS = "models"
 """The kind of networks that are those of all models on all of `search_devices.DEVICES`."""
+_KINDS = ("instances", "random", "budgets", MODELS)
 _PRESET, _MACHINE = "big", "h100"
 SOLVERS = ("exact", "toulbar2", "cpsat", "milp")
 RANDOM = (
@@ -141,11 +142,11 @@ def _table(rows: Rows, limit: float) -> tuple[str, str]:
         checked = [seconds_text(outcomes["exact"][which]) if which in outcomes["exact"] else ""
                    for which in ("certified_cpu_seconds", "check_cpu_seconds")]
         lines.append([name, *(_cell(outcomes[solver], best) for solver in SOLVERS),
-                      *("yes" if won else "no" for won in (first, whole)), *checked])
-    told = (f"`exact` proves first on {ahead} of {compared}"
-            + (f" (on {len(lines) - compared} others not all solvers were there)" if compared < len(lines) else "")
-            + "; where the others' models are counted too, from the network in memory to the proof, on "
-            f"{ahead_whole}")
+                      *("-" if _missing(outcomes) else "yes" if won else "no" for won in (first, whole)), *checked])
+    told = "not all solvers were there on any" if not compared else (
+        f"`exact` proves first on {ahead} of {compared}"
+        + (f" (on {len(lines) - compared} others not all solvers were there)" if compared < len(lines) else "")
+        + f"; where the others' models are counted too, from the network in memory to the proof, on {ahead_whole}")
     return markdown.table(["network", *SOLVERS, "`exact` first", "models counted", "certified", "checked"], lines,
                           left=(0, 5, 6)), told
 
@@ -201,8 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and writes; returns 2 where a flag makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--limit", type=float, default=20.0, help="seconds for each solver (default: %(default)s)")
-    parser.add_argument("--networks", default=f"instances,random,budgets,{MODELS}",
-                        help="of these (default: %(default)s)")
+    parser.add_argument("--networks", default=",".join(_KINDS), help="of these (default: %(default)s)")
     parser.add_argument("--models", default=",".join(models.names()), help="of the models (default: %(default)s)")
     parser.add_argument("--devices", default=",".join(map(str, DEVICES)), help="of the models (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=float("inf"), help="begin nothing after so many seconds")
@@ -217,12 +217,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                          "--output")
     results["limit"] = flags.limit
     kinds, chosen, end = flags.networks.split(","), flags.models.split(","), time.monotonic() + flags.budget
-    for name in chosen:
-        models.get(name)
+    for flag, words, known in (("networks", kinds, _KINDS), ("models", chosen, models.names()),
+                               ("devices", flags.devices.split(","), [*map(str, DEVICES)])):
+        for word in words:
+            if word not in known:
+                raise UsageError(f"--{flag}={getattr(flags, flag)}: {word!r} is not among {', '.join(known)}")
     wanted = [int(word) for word in flags.devices.split(",")]
-    for devices in wanted:
-        if devices not in DEVICES:
-            raise UsageError(f"--devices={flags.devices}: {devices} is not among {', '.join(map(str, DEVICES))}")
     output.mkdir(parents=True, exist_ok=True)
 
     def save() -> None:

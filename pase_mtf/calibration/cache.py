@@ -118,16 +118,20 @@ def traces_path() -> pathlib.Path:
     return platformdirs.user_cache_path("pase_mtf", appauthor=False) / "traces.sqlite"
 
 
-def code_version() -> str:
+def code_version() -> str | None:
     """What tells the code that lowers operations: the versions of what it is made with, and a digest of its own files,
-    models' among them."""
+    models' among them. None where these cannot be read."""
     digest = hashlib.sha256()
-    for package in ("pase_mtf", "pase_mtf.models"):
-        spec = importlib.util.find_spec(package)
-        for folder in (spec.submodule_search_locations or () if spec else ()):
-            for path in sorted(pathlib.Path(folder).rglob("*.py")):
-                digest.update(path.read_bytes())
-    versions = [f"{package} {importlib.metadata.version(package)}" for package in ("mesh-tensorflow", "numpy")]
+    try:
+        for package in ("pase_mtf", "pase_mtf.models"):
+            spec = importlib.util.find_spec(package)
+            for folder in map(pathlib.Path, spec.submodule_search_locations or () if spec else ()):
+                for path in sorted(filter(pathlib.Path.is_file, folder.rglob("*.py"))):
+                    content = path.read_bytes()
+                    digest.update(f"{path.relative_to(folder)} {len(content)} ".encode() + content)
+        versions = [f"{package} {importlib.metadata.version(package)}" for package in ("mesh-tensorflow", "numpy")]
+    except (OSError, importlib.metadata.PackageNotFoundError):
+        return None
     return f"Python {platform.python_version()}, {' '.join(map(str, _tensorflow()))}, {', '.join(versions)}, " \
            f"{digest.hexdigest()[:16]}"
 

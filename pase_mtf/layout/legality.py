@@ -11,12 +11,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from pase_mtf.compat import mtf
 from pase_mtf.layout.space import expressible
 from pase_mtf.operations.alike import Alike
-from pase_mtf.operations.flow import ways
+from pase_mtf.operations.flow import Ways
 from pase_mtf.operations.protocols import Dims, dims_of
 from pase_mtf.operations.registry import is_known, rule_of
 from pase_mtf.operations.stock_reshape import reshape_problem
@@ -94,8 +94,9 @@ class StockLegality:
         self._alike, self._looked_at = alike, set[int]()  # numbers of operations
         self._reshape_cache: dict[tuple[Hashable, ...], tuple[str, bool]] = {}
         self._using: dict[str, list[tuple[frozenset[str], Dims, Dims, str]]] = {}  # dim name -> reshapes
-        self._position = {operation: number for number, operation in enumerate(_with_bodies(graph.operations))}
-        for operation in self._position:
+        position = {operation: number for number, operation in enumerate(_with_bodies(graph.operations))}
+        self._ways = Ways(position)
+        for operation in position:
             self._used.update(operation.inputs)
             loop = rule_of(operation).loop(operation)
             if loop is not None:
@@ -182,10 +183,9 @@ class StockLegality:
         """Whether anybody reads the tensor."""
         return tensor in self._used
 
-    def ways(self, sources: Collection[mtf.Tensor], targets: Iterable[mtf.Tensor],
-             ) -> list[tuple[mtf.Operation, mtf.Tensor]]:
-        """The ways by which some tensors are made of others (`operations.flow.ways`)."""
-        return ways(sources, targets, self._position)
+    def ways(self, source: mtf.Tensor, targets: Iterable[mtf.Tensor]) -> list[tuple[mtf.Operation, mtf.Tensor]]:
+        """The ways by which tensors are made of another one, as far as not told yet (`operations.flow.Ways`)."""
+        return self._ways.between(source, targets)
 
     def counts_twice(self, operation: mtf.Operation, through: mtf.Operation) -> None:
         """The gradient of an operation counts twice what comes through another one."""

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import sqlite3
+import threading
 from collections.abc import Hashable
 
 from pase_mtf.errors import FormatError
@@ -38,18 +39,19 @@ class KeptTraces:
         """
         self._path, self._code = pathlib.Path(path), code
         self._file: sqlite3.Connection | None = None
+        self._alone = threading.RLock()
         with contextlib.suppress(OSError, sqlite3.Error):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 self._open()
-            except sqlite3.OperationalError:  # it is locked, or on a disk that is full or read-only
-                raise
-            except sqlite3.DatabaseError:
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
                 self._path.unlink()
                 self._open()
 
     def _open(self) -> None:
-        file = sqlite3.connect(self._path, timeout=_PATIENCE, isolation_level=None)
+        file = sqlite3.connect(self._path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
         try:
             file.execute("PRAGMA synchronous = OFF")  # what a crash of the computer takes is found out again
             file.execute("CREATE TABLE IF NOT EXISTS traces (key TEXT PRIMARY KEY, trace TEXT NOT NULL)")
@@ -61,9 +63,10 @@ class KeptTraces:
 
     def close(self) -> None:
         """Closes the file: nothing is kept any more."""
-        if self._file:
-            self._file.close()
-        self._file = None
+        with self._alone:
+            if self._file:
+                self._file.close()
+            self._file = None
 
     def get(self, key: Hashable) -> Trace | None:
         """What is kept of an operation.
@@ -75,7 +78,7 @@ class KeptTraces:
         if name is None or self._file is None:
             return None
         try:
-            row = self._file.execute("SELECT trace FROM traces WHERE key = ?", (name,)).fetchone()
+            row = self._run("SELECT trace FROM traces WHERE key = ?", name)
             return Trace.from_json(json.loads(row[0])) if row else None
         except sqlite3.Error as error:
             self._give_up(error)
@@ -89,18 +92,28 @@ class KeptTraces:
         if name is None or self._file is None or not trace.lasting:
             return
         try:
-            self._file.execute("INSERT OR REPLACE INTO traces VALUES (?, ?)",
-                               (name, json.dumps(trace.to_json(), separators=(",", ":"))))
+            self._run("INSERT OR REPLACE INTO traces VALUES (?, ?)", name,
+                      json.dumps(trace.to_json(), separators=(",", ":")))
         except sqlite3.Error as error:
             self._give_up(error)
+
+    def _run(self, statement: str, *values: str) -> tuple[str, ...] | None:
+        """The first row of what a statement finds; None where nothing is kept any more, too."""
+        with self._alone:
+            return self._file.execute(statement, values).fetchone() if self._file else None
 
     def _give_up(self, error: sqlite3.Error) -> None:
         """Keeps nothing any more; the next process begins anew what is damaged."""
         self.close()
-        if not isinstance(error, sqlite3.OperationalError):  # those are of locks, and of disks
+        if _is_damage(error):
             with contextlib.suppress(OSError):
                 self._path.unlink()
 
     def _name(self, key: Hashable) -> str | None:
         text = lasting_text(key)
         return text and hashlib.blake2b(f"{self._code} {text}".encode(), digest_size=16).hexdigest()
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Whether a file is no database, or not whole; else it is locked, or on a disk that is full or read-only."""
+    return any(words in str(error) for words in ("malformed", "not a database"))

@@ -34,7 +34,7 @@ from pase_mtf.lowering.traces import Merging, Place, Trace, TracedNode
 from pase_mtf.lowering.variables import LaidOutVariable
 from pase_mtf.machine.kernels import Block, Kernel, float_of_size
 from pase_mtf.operations.flow import all_operations
-from pase_mtf.operations.lowering_key import lowering_key
+from pase_mtf.operations.lowering_key import is_versioned, lowering_key
 from pase_mtf.operations.protocols import LaidOut
 from pase_mtf.operations.registry import rule_of
 
@@ -169,18 +169,19 @@ class GraphKernels:
         # What reads one tensor twice may be equal to other nodes than what reads two.
         places = tuple(map(operation.inputs.index, operation.inputs))
         key = alike, again, places, tuple(parts.get(name, 1) for name in numbered)
-        trace = self._found_once(key, lambda: self._trace(operation, legal, lambda single: single.lower(operation),
-                                                          [operation.inputs[place] for place in again]))
+        trace = self._found_once(operation, key, lambda: self._trace(
+            operation, legal, lambda single: single.lower(operation), [operation.inputs[place] for place in again]))
         return merging.run(operation, entry.trips, trace)
 
-    def _found_once(self, key: Hashable, find: Callable[[], Trace]) -> Trace:
+    def _found_once(self, operation: mtf.Operation, key: Hashable, find: Callable[[], Trace]) -> Trace:
         """What an operation becomes: in this process, or in one before it."""
         if key not in self._found:
-            found = self._kept.get(key) if self._kept else None
+            kept = self._kept if _is_lowered_by_versions(operation) else None
+            found = kept.get(key) if kept else None
             if found is None:
                 found = find()
-                if self._kept:
-                    self._kept.keep(key, found)
+                if kept:
+                    kept.keep(key, found)
             self._found[key] = found
         return self._found[key]
 
@@ -195,9 +196,11 @@ class GraphKernels:
         for variable, value in rule_of(operation).assigns(operation):
             if variable.name in own:
                 shape = tuple(dim.size // parts.get(dim.name, 1) for dim in variable.shape.dims)
-                key = operation.assign_fn, value.dtype, shape
-                trace = self._found_once(key, functools.partial(self._trace, operation, spec, functools.partial(
-                    _SingleOperation.assign, operation=operation, variable=variable, value=value)))
+                key = ("assigned", operation.assign_fn, type(variable), variable.slice_dtype,
+                       variable.activation_dtype, value.dtype, shape)
+                trace = self._found_once(operation, key, functools.partial(
+                    self._trace, operation, spec, functools.partial(
+                        _SingleOperation.assign, operation=operation, variable=variable, value=value)))
                 found.update(node.kernel for node in trace.nodes if node.kernel)
         return found
 
@@ -230,6 +233,12 @@ def _without_names(key: Hashable, numbers: dict[str, int]) -> Hashable:
         case "shape", tuple(dims):
             return "shape", tuple((numbers.setdefault(name, len(numbers)), size) for name, size in dims)
     return tuple(_without_names(entry, numbers) for entry in key)
+
+
+def _is_lowered_by_versions(operation: mtf.Operation) -> bool:
+    """Whether versions tell the code that lowers an operation: neither it nor its class's rule is a program's own."""
+    return all(is_versioned(lower) for one in (operation, rule_of(operation).leader(operation))
+               for lower in (type(one).lower, rule_of(one).lower) if lower is not None)
 
 
 def _digest(doing: Hashable) -> str | None:

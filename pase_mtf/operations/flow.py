@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from pase_mtf.compat import mtf
 from pase_mtf.operations.registry import LoopParts, rule_of
 
-__all__ = ["Flow", "all_operations", "ways"]
+__all__ = ["Flow", "Ways", "all_operations"]
 
 Loops = tuple[mtf.Operation, ...]
 
@@ -26,33 +26,50 @@ def all_operations(graph: mtf.Graph) -> list[mtf.Operation]:
     return [operation for operation, _ in _with_loops(graph.operations)]
 
 
-def ways(sources: Collection[mtf.Tensor], targets: Iterable[mtf.Tensor],
-         position: Mapping[mtf.Operation, int]) -> list[tuple[mtf.Operation, mtf.Tensor]]:
-    """The ways by which some tensors are made of others, as gradients take them: through floating point numbers.
+class Ways:
+    """The ways by which tensors are made of others, as gradients take them: through floating point numbers."""
 
-    Args:
-      sources: what they begin with.
-      targets: what they end with, which may be a source, too.
-      position: of all operations, in an order in which they can run.
+    def __init__(self, position: Mapping[mtf.Operation, int]) -> None:
+        """Knows none.
 
-    Returns:
-      The operations on them, in that order, each with what it reads there; one that reads several of them is there as
-      often.
-    """
-    earliest = min((position.get(tensor.operation, -1) for tensor in sources), default=0)
-    waiting, behind = [tensor.operation for tensor in targets], set[mtf.Operation]()
-    while waiting:
-        operation = waiting.pop()
-        if operation not in behind and position.get(operation, -1) > earliest:
-            behind.add(operation)
-            waiting += [tensor.operation for tensor in rule_of(operation).reads(operation) if tensor.dtype.is_floating]
-    reached, found = set(sources), list[tuple[mtf.Operation, mtf.Tensor]]()
-    for operation in sorted(behind, key=position.__getitem__):
-        read = [tensor for tensor in rule_of(operation).reads(operation) if tensor in reached]
-        if read:
+        Args:
+          position: of all operations, in an order in which they can run.
+        """
+        self._position = position
+        # Of those that were looked at, whether they make something of a tensor: many ways begin with the same one.
+        self._of: dict[mtf.Tensor, dict[mtf.Operation, bool]] = {}
+
+    def between(self, source: mtf.Tensor, targets: Iterable[mtf.Tensor],
+                ) -> list[tuple[mtf.Operation, mtf.Tensor]]:
+        """The operations on the ways from one tensor to others that were not told of it before, and the last ones.
+
+        Args:
+          source: of floating point numbers.
+          targets: what the ways end with.
+
+        Returns:
+          In an order in which they can run, each with what it reads there; one that reads several as often.
+        """
+        known, begin = self._of.setdefault(source, {}), self._position.get(source.operation, -1)
+        last = {target.operation for target in targets if target is not source}
+        waiting, behind = list(last), set[mtf.Operation]()
+        while waiting:
+            operation = waiting.pop()
+            if operation not in behind and operation not in known and self._position.get(operation, -1) > begin:
+                behind.add(operation)
+                waiting += [tensor.operation for tensor in _floats(operation)]
+        told = [*sorted(behind, key=self._position.__getitem__), *(last & known.keys())]
+        found = list[tuple[mtf.Operation, mtf.Tensor]]()
+        for operation in told:
+            read = [tensor for tensor in _floats(operation) if tensor is source or known.get(tensor.operation, False)]
+            known[operation] = bool(read)
             found += [(operation, tensor) for tensor in read]
-            reached.update(tensor for tensor in operation.outputs if tensor.dtype.is_floating)
-    return found
+        return found
+
+
+def _floats(operation: mtf.Operation) -> Iterator[mtf.Tensor]:
+    """What it reads of floating point numbers."""
+    return (tensor for tensor in rule_of(operation).reads(operation) if tensor.dtype.is_floating)
 
 
 class Flow:

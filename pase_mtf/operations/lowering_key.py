@@ -7,6 +7,7 @@ what lowering one of them makes holds for all.
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable, Hashable, Iterator
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from pase_mtf.compat import mtf, tf
 
-__all__ = ["function_key", "lasting_text", "lowering_key"]
+__all__ = ["function_key", "is_versioned", "lasting_text", "lowering_key"]
 
 # Attributes of operations that say who they are, not what they do.
 _SKIPPED = {"_inputs", "_outputs", "_mesh", "_name", "_unsplittable_dims"}
@@ -25,6 +26,8 @@ _DEEPEST = 6
 _PLAIN = frozenset({str, int, float, bool, type(None), frozenset})
 # These last as long as the process, and hold no graph. Functions are TensorFlow's: those of others are taken apart.
 _LIBRARIES = frozenset({"tensorflow", "mesh_tensorflow", "numpy", "math", "functools", "itertools", "operator"})
+_BY_STATEMENT = 1 << 9
+"""Of the flags of a type, that a program made it: of Python's own many stand in no module under their name."""
 _VERSIONED = _LIBRARIES | {"builtins", "pase_mtf"}
 """Packages whose code is the same where their versions are."""
 _LASTING = (*_PLAIN, type, types.CodeType, types.FunctionType, types.BuiltinFunctionType, np.dtype, tf.DType)
@@ -83,10 +86,32 @@ def lasting_text(key: Hashable) -> str | None:
     if isinstance(key, (tf.DType, np.dtype)):
         return f"{type(key).__name__} {key.name}"
     if isinstance(key, (type, types.BuiltinFunctionType, types.FunctionType)):
-        # What is made within a function may be another one with every call.
-        return (f"{key.__module__}.{key.__qualname__}" if _versioned(key.__module__)
-                and "<locals>" not in key.__qualname__ else None)
+        return f"{key.__module__}.{key.__qualname__}" if _is_known_by_name(key) else None
     return None
+
+
+def is_versioned(function: Callable) -> bool:
+    """Whether a function's code is that of a package whose version tells it, whatever name it has taken on."""
+    module = _home(function) if isinstance(function, types.FunctionType) else getattr(function, "__module__", "")
+    return _versioned(str(module))
+
+
+def _home(function: types.FunctionType) -> str:
+    """The module whose code a function is: a wrapper may have the name and the module of what it wraps."""
+    return str(function.__globals__.get("__name__", ""))
+
+
+def _is_known_by_name(value: type | types.BuiltinFunctionType | types.FunctionType) -> bool:
+    """Whether its name tells what it is, in a package whose version tells its code. Of a function within a function it
+    does not, nor where a package's code has taken on the name of a program's, or a program's that of a package's."""
+    if isinstance(value, types.FunctionType):
+        return _versioned(value.__module__) and is_versioned(value) and "<locals>" not in value.__qualname__
+    if isinstance(value, type) and not value.__flags__ & _BY_STATEMENT and value.__module__ == "builtins":
+        return True
+    found: object = sys.modules.get(str(value.__module__))
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value and is_versioned(value)
 
 
 def _versioned(module: str) -> bool:
@@ -131,7 +156,7 @@ def _library(module: types.ModuleType) -> Hashable:
 
 
 def _of_tensorflow(function: types.FunctionType) -> bool:
-    return str(function.__module__).startswith("tensorflow.")
+    return _home(function).startswith("tensorflow.")
 
 
 def _lasts(key: object) -> bool:
@@ -169,7 +194,7 @@ def _key(value: object, depth: int = 0) -> Hashable:
     if isinstance(value, types.FunctionType) and not _of_tensorflow(value):
         cells = tuple(_key(_content(cell), depth + 1) for cell in value.__closure__ or ())
         defaults = _key(value.__defaults__, depth + 1), _key(value.__kwdefaults__, depth + 1)
-        return "function", value.__module__, value.__code__, cells, defaults
+        return "function", _home(value), value.__code__, cells, defaults
     if isinstance(value, functools.partial):
         return "partial", _key(value.func, depth + 1), _key(value.args, depth + 1), _key(value.keywords, depth + 1)
     if isinstance(value, mtf.Operation):

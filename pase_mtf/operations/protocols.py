@@ -323,9 +323,8 @@ class StockDemands(Protocol):
     def is_used(self, tensor: mtf.Tensor) -> bool:
         """Whether anybody reads the tensor."""
 
-    def ways(self, sources: Collection[mtf.Tensor], targets: Iterable[mtf.Tensor],
-             ) -> list[tuple[mtf.Operation, mtf.Tensor]]:
-        """The ways by which some tensors are made of others (`operations.flow.ways`)."""
+    def ways(self, source: mtf.Tensor, targets: Iterable[mtf.Tensor]) -> list[tuple[mtf.Operation, mtf.Tensor]]:
+        """The ways by which tensors are made of another one, as far as not told yet (`operations.flow.Ways`)."""
 
     def counts_twice(self, operation: mtf.Operation, through: mtf.Operation) -> None:
         """The gradient of an operation by an input that another one is made of counts what comes through here twice,

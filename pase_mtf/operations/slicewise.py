@@ -117,14 +117,16 @@ def _gradient_demands(operation: mtf.ops.GenericGradOperation, demands: StockDem
         if demands.is_used(gradient) and tensor.dtype.is_floating:
             demands.keep_whole(operation, made - set(tensor.shape.dimension_names),
                                f"every part of it has a part of the gradient of {tensor.name}")
-    floats = {tensor: demands.is_used(gradient) for tensor, gradient in zip(
-        forward.inputs, operation.outputs, strict=True) if tensor.dtype.is_floating}
+    used = dict.fromkeys(tensor for tensor, gradient in zip(forward.inputs, operation.outputs, strict=True)
+                         if tensor.dtype.is_floating and demands.is_used(gradient))
     # Stock Mesh-TF has TensorFlow differentiate by an input that another is made of, without stopping it there: what
     # comes to it by that way is counted a second time, on every device what came about on that device.
-    for between, read in demands.ways([tensor for tensor, used in floats.items() if used], floats):
-        demands.counts_twice(forward, between)
-        demands.keep_whole(operation, _combined_along(between, read), "stock Mesh-TensorFlow takes the gradient of "
-                           f"{forward.name} through {between.name} as well, and every part would have a part of that")
+    for source in used:
+        for between, read in demands.ways(source, [x for x in forward.inputs if x.dtype.is_floating]):
+            demands.counts_twice(forward, between)
+            demands.keep_whole(operation, _combined_along(between, read), "stock Mesh-TensorFlow takes the gradient of "
+                               f"{forward.name} through {between.name} as well, and every part would have a part of "
+                               "that")
 
 
 def _combined_along(operation: mtf.Operation, read: mtf.Tensor) -> set[str]:

@@ -88,7 +88,8 @@ def kernels_of(program: object, graph: ComputationGraph) -> KernelSource:
     # Which kernels an operation becomes is told by lowering it, which takes TensorFlow.
     from pase_mtf.lowering.kept_traces import KeptTraces
     from pase_mtf.lowering.kernels import GraphKernels
-    return GraphKernels(program, graph, KeptTraces(traces_path(), code_version()))
+    code = code_version()
+    return GraphKernels(program, graph, KeptTraces(traces_path(), code) if code else None)
 
 
 def prices_by_kernels(program: object, graph: ComputationGraph, kernels: KernelMeter | SavedKernels,

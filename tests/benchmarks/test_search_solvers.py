@@ -66,6 +66,12 @@ def test_page():
     models = search_solvers.document(results).partition("## All models")[2]
     assert "1 of 64 networks were measured; of these `exact` proves first on 1 of 1;" in models
     assert "| gnmt, p = 12 " in models
+    for outcomes in results["solvers"].values():
+        outcomes["milp"] = {"error": "not installed; pip install scipy"}
+    nowhere = search_solvers.document(results)
+    assert "So not all solvers were there on any." in nowhere
+    one, = (line for line in nowhere.splitlines() if line.startswith("| one "))
+    assert [cell.strip() for cell in one.split("|")][6:8] == ["-", "-"]
 
 
 def test_models_on_many_devices_are_measured_once(tmp_path, monkeypatch, capsys):
@@ -84,5 +90,6 @@ def test_models_on_many_devices_are_measured_once(tmp_path, monkeypatch, capsys)
     rows = [line.split("|")[1].strip() for line in (tmp_path / "solvers.md").read_text().splitlines()
             if ", p = " in line]
     assert rows == ["alexnet, p = 6", "alexnet, p = 12", "gnmt, p = 6", "gnmt, p = 12"]
-    assert search_solvers.main([*where, "--devices=7"]) == 2
-    assert "--devices=7: 7 is not among 6, 12, " in capsys.readouterr().err
+    for flag in ("--devices=7", "--devices=a", "--models=nobody", "--networks=model"):
+        assert search_solvers.main([*where, flag]) == 2
+        assert f"{flag}: '{flag.partition('=')[2]}' is not among " in capsys.readouterr().err

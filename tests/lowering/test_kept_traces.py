@@ -1,7 +1,10 @@
 """What operations become, kept on disk: as found anew, and by no other code or function than that which made it."""
 
+import dataclasses
+import functools
 import itertools
 import sqlite3
+import threading
 
 import pytest
 from nets import build
@@ -9,14 +12,15 @@ from nets import build
 from pase_mtf.calibration.cache import code_version
 from pase_mtf.compat import mtf, tf
 from pase_mtf.export.exporter import export_graph
-from pase_mtf.graph.configurations import enumerate_configurations
+from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering import kept_traces
 from pase_mtf.lowering.kept_traces import KeptTraces
 from pase_mtf.lowering.kernels import GraphKernels
 from pase_mtf.lowering.traces import Trace, TracedNode
 from pase_mtf.machine.kernels import Block, Kernel
-from pase_mtf.operations.lowering_key import lasting_text, lowering_key
+from pase_mtf.operations import registry
+from pase_mtf.operations.lowering_key import is_versioned, lasting_text, lowering_key
 
 
 @pytest.fixture
@@ -41,6 +45,34 @@ def _kernels(graph, program, kept, devices=4):
     source = GraphKernels(program, graph, kept)
     return [source.layer(number, configuration) for seed in range(2)
             for number, configuration in enumerate(random_configurations(graph, devices, seed, 0))], source
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer"])
+def test_a_program_of_other_types_finds_its_own(path, name):
+    """A variable of another type is assigned by other nodes, though what is assigned is alike."""
+    found = {}
+    for kept in (True, False):
+        for dtype in (tf.float32, tf.float64, tf.bfloat16):
+            with tf.Graph().as_default():
+                net = build(name, "adafactor", dtype)
+                found[kept, dtype] = _kernels(export_graph(net.graph), net.graph, KeptTraces(path, "one") if kept else
+                                              None)[0]
+    assert all(kernels == found[False, dtype] for (_, dtype), kernels in found.items())
+
+
+def test_variables_that_are_kept_in_fewer_digits_are_cast(path):
+    found = []
+    for slice_dtype in (tf.float32, tf.bfloat16):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        dims = [mtf.Dimension("rows", 8)]
+        with tf.Graph().as_default():
+            x = mtf.get_variable(mesh, "x", dims, dtype=mtf.VariableDType(tf.float32, slice_dtype, tf.float32))
+            mtf.assign(x, x * 2.0)
+            kernels = set()
+            for layer in _kernels(export_graph(mesh.graph), mesh.graph, KeptTraces(path, "one"), devices=2)[0]:
+                kernels |= set(itertools.chain(*layer.values()))
+        found.append({kernel.operation for kernel in kernels})
+    assert [("Cast" in operations) for operations in found] == [False, True]
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "transformer", "odd_functions"])
@@ -97,6 +129,59 @@ def test_functions_of_a_program_are_lowered_in_every_run(path):
                 whole |= set(itertools.chain(*source.layer(number, configuration).values()))
         operations.append({kernel.operation for kernel in whole})
     assert [found & {"Sin", "Cos"} for found in operations] == [{"Sin"}, {"Cos"}]
+
+
+@pytest.mark.parametrize("wrapped", [tf.nn.relu, mtf.relu])
+def test_who_wears_the_name_of_a_library_is_not_taken_for_it(wrapped):
+    @functools.wraps(wrapped)
+    def like_it(x):
+        return tf.cos(wrapped(x))
+
+    with tf.Graph().as_default():
+        keys = [lowering_key(_one_function(function).operations[-1]) for function in (tf.nn.relu, like_it)]
+    assert lasting_text(keys[0]) is not None
+    assert lasting_text(keys[1]) is None
+    assert not is_versioned(like_it)
+
+
+@pytest.mark.parametrize("replaced", ["rule", "lower"])
+def test_what_a_program_lowers_its_own_way_is_lowered_in_every_run(path, monkeypatch, replaced):
+    def lower_with_cosine(operation, lowering):
+        plain(operation, lowering)
+        x, = operation.inputs
+        lowering.tensors[operation.outputs[0]] = lowering.mesh_impl(operation).slicewise(
+            tf.cos, lowering.tensors[x])
+
+    plain = mtf.SlicewiseOperation.lower
+    found = []
+    for own in (False, True):
+        if own and replaced == "rule":
+            rule = dataclasses.replace(registry._RULES[mtf.SlicewiseOperation], lower=lower_with_cosine)
+            monkeypatch.setitem(registry._RULES, mtf.SlicewiseOperation, rule)
+            monkeypatch.setattr(registry, "_RESOLVED", {})
+        elif own:
+            monkeypatch.setattr(mtf.SlicewiseOperation, "lower", lower_with_cosine)
+            monkeypatch.setattr(registry, "_RESOLVED", {})
+        with tf.Graph().as_default():
+            program = _one_function(tf.nn.relu)
+            source, kernels = GraphKernels(program, export_graph(program), KeptTraces(path, "one")), set()
+            for layer in range(len(source._layers)):
+                kernels |= set(itertools.chain(*source.layer(layer, Configuration(())).values()))
+        found.append({kernel.operation for kernel in kernels})
+    assert ["Cos" in operations for operations in found] == [False, True]
+
+
+def test_another_thread_keeps_and_finds(path):
+    kept, found = KeptTraces(path, "one"), []
+    kept.keep(("key", 1), _TRACE)
+    threads = [threading.Thread(target=lambda: (kept.keep(("key", 2), _TRACE), found.append(kept.get(("key", 1)))))
+               for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [_TRACE] * 3
+    assert kept.get(("key", 2)) == _TRACE
 
 
 _KERNEL = Kernel("Sub", (Block("float32", (2, 3)), Block("int32", (), (1,))), (Block("float32", (2, 3)),),
@@ -203,8 +288,17 @@ def test_the_code_is_told_by_its_files(tmp_path, monkeypatch):
         submodule_search_locations = (str(tmp_path / "models"),)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: Spec)
     one = code_version()
+    (tmp_path / "models" / ".#one.py").symlink_to("somebody@somewhere")  # of an editor
+    assert code_version() == one
     (tmp_path / "models" / "one.py").write_text("x = 2\n")
-    assert len({before, one, code_version()}) == 3
+    two = code_version()
+    (tmp_path / "models" / "one.py").rename(tmp_path / "models" / "two.py")
+    assert len({before, one, two, code_version()}) == 4
+
+    def unreadable(self):
+        raise PermissionError
+    monkeypatch.setattr("pathlib.Path.read_bytes", unreadable)
+    assert code_version() is None
 
 
 def test_keys_as_text_are_those_of_any_process():
