@@ -95,6 +95,7 @@ class MeasuredPrices:
         self._graph, self._source, self._meter, self._progress = graph, source, meter, progress
         self._known = KnownKernels(graph, source)
         self._base: tuple[int, PricedNetwork] | None = None
+        self._prices = dict[bool, Callable[[Kernel], float]]()  # by whether they are bounds; of that number of times
         self.rounds, self._most_spent = 0, math.inf
         self._begin_with: Sequence[Configuration] | None = None
         self._bounds = dict[float | None, _Bound]()  # by memory limit
@@ -112,7 +113,7 @@ class MeasuredPrices:
         Args:
           seconds: how long to look and to measure; what is not measured then keeps its estimate.
           later_seconds: how long to measure at most, where most kernels of what seems the cheapest are known, as they
-            are in all runs of a program but the first; None: as long.
+            are in all runs of a program but the first, and to look for bounds; None: as long as in the first.
           prove: go on to measure until no other strategy can be cheaper, or the seconds are over, also where all
             kernels of what was found are known. That takes most kernels of most configurations.
           memory_limit, simple_within, known: of `find_strategy`.
@@ -140,7 +141,8 @@ class MeasuredPrices:
         if complete and (prove or first):
             solution, complete = self._converge(end if prove else min(end, now + (now - begin)), memory_limit)
         else:
-            solution, complete = self._tighten(min(end, time.perf_counter() + _SEARCH_SECONDS), memory_limit), False
+            looking = _SEARCH_SECONDS if later_seconds is None else min(_SEARCH_SECONDS, later_seconds)
+            solution, complete = self._tighten(min(end, time.perf_counter() + looking), memory_limit), False
         # Of what is proven, too, a kernel may be unknown, as it cannot be measured: then another may be cheaper.
         others = [best, *by_hand]
         best = self._cheapest([self._configurations(solution), *others] if complete else
@@ -403,8 +405,9 @@ class MeasuredPrices:
         times = self._meter.times
         if self._base is None or self._base[0] != len(times):
             self._base = len(times), build_network(self._graph, self.machine, self._meter.devices)
-        price = functools.partial(_at_least, times) if bounds else times.estimate
-        return self._known.applied(self._base[1], price, scaled=not bounds)
+            self._prices = {True: functools.cache(functools.partial(_at_least, times)),
+                            False: functools.cache(times.estimate)}
+        return self._known.applied(self._base[1], self._prices[bounds], scaled=not bounds)
 
     def _solve(self, priced: PricedNetwork, memory_limit: float | None, end: float) -> Solution:
         self._last = priced
