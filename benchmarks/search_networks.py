@@ -18,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.search_densenet import densenet, paper_configurations, paper_machine
+from pase_mtf import models
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.errors import PaseError
 from pase_mtf.files import write_atomically
@@ -96,10 +97,18 @@ class Workshop:
 
     def launcher_network(self, model: str, devices: int) -> str:
         """The file of the network of one of `LAUNCHER`, on p devices of `MACHINE`."""
-        def make() -> PricedNetwork:
-            return build_network(ComputationGraph.load(self.graph(model, *LAUNCHER[model])), Machine.load(MACHINE),
-                                 devices)
-        return self._network(f"{model}-{LAUNCHER[model][0]}_{devices}", make)
+        preset, batch = LAUNCHER[model]
+        return self._network(f"{model}-{preset}_{devices}",
+                             lambda: self._priced(model, preset, batch, MACHINE, devices))
+
+    def model_network(self, model: str, preset: str, machine: str, devices: int) -> str:
+        """The file of the network of a model with the batch of its preset, on p devices of a machine."""
+        batch = models.load_config(model, preset).batch
+        return self._network(f"{model}-{preset}-{machine}_{devices}",
+                             lambda: self._priced(model, preset, batch, machine, devices))
+
+    def _priced(self, model: str, preset: str, batch: int, machine: str, devices: int) -> PricedNetwork:
+        return build_network(ComputationGraph.load(self.graph(model, preset, batch)), Machine.load(machine), devices)
 
     def densenet_network(self, normalization: str, devices: int) -> str:
         """The file of densenet-direct's network on p devices, with the paper's costs and configurations."""

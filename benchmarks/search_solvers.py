@@ -32,11 +32,8 @@ from benchmarks.search_document import seconds_text
 from benchmarks.search_networks import INSTANCES, ROOT, Workshop, shuffled
 from benchmarks.search_random import random_network
 from pase_mtf import models
-from pase_mtf.cost.build import build_network
 from pase_mtf.errors import UsageError
 from pase_mtf.files import write_atomically
-from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.machine.machine import Machine
 from pase_mtf.search.network import CostNetwork
 
 __all__ = ["RANDOM", "SOLVERS", "document", "main"]
@@ -83,16 +80,7 @@ def networks(folder: pathlib.Path, kinds: Sequence[str]) -> dict[str, pathlib.Pa
     return found
 
 
-def _model_network(workshop: Workshop, model: str, devices: int) -> pathlib.Path:
-    """The file of a model's network on so many devices, made where there is none."""
-    path = workshop.folder / f"{model}-{_PRESET}-{_MACHINE}_{devices}.npz"
-    if not path.exists():
-        graph = ComputationGraph.load(workshop.graph(model, _PRESET, models.load_config(model, _PRESET).batch))
-        build_network(graph, Machine.load(_MACHINE), devices).network.save(path)
-    return path
-
-
-def _solved(path: pathlib.Path, limit: float, here: Any) -> dict[str, Any]:
+def _solved(path: str | pathlib.Path, limit: float, here: Any) -> dict[str, Any]:
     """What all solvers make of a network."""
     return {"facts": here} | {solver: _run(
         ["benchmarks.solvers", solver, str(path), f"--limit={limit}", *(["--check"] if solver == "exact" else [])],
@@ -250,13 +238,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             results["budgets"][results["budgets"].index(known)] = row
         save()
+    workshop = Workshop(ROOT / "build" / "search")
     asked = [(name, devices) for devices in wanted for name in chosen] if MODELS in kinds else []
     for name, devices in tqdm(asked, file=sys.stderr):
         key = f"{name}, p = {devices}"
         if time.monotonic() > end or (key in results[MODELS] and not flags.again):
             continue
-        results[MODELS][key] = _solved(_model_network(Workshop(ROOT / "build" / "search"), name, devices), flags.limit,
-                                       here)
+        results[MODELS][key] = _solved(workshop.model_network(name, _PRESET, _MACHINE, devices), flags.limit, here)
         order = [f"{one}, p = {number}" for one in models.names() for number in DEVICES]
         results[MODELS] = dict(sorted(results[MODELS].items(), key=lambda row: order.index(row[0])))
         save()

@@ -1,4 +1,5 @@
-"""Where a measured machine is kept, and what it depends on. No TensorFlow: what is kept is read without it."""
+"""Where is kept what was measured of a machine, and what operations become on it; and what these depend on. No
+TensorFlow: what is kept is read without it."""
 
 from __future__ import annotations
 

@@ -242,7 +242,11 @@ class _Tally:
         return found
 
     def totals(self, price: Callable[[Kernel], float]) -> np.ndarray:
-        """float64 [rows]: the price of all that a row runs, by the price of a kernel."""
+        """Seconds of all that every row runs, float64 [rows], added up in the order of its kernels.
+
+        Args:
+          price: seconds of one run of a kernel.
+        """
         prices = np.array([price(kernel) for kernel in self._numbers])
         if not len(prices):
             return np.zeros(len(self._rows))

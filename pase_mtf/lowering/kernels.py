@@ -6,7 +6,7 @@ What combines partial sums is not told here: `cost.kernels` knows it from the sh
 
 Operations of a layer that are alike and read the same tensor, as the time steps of a recurrent layer read its weights,
 run soon after each other, and so does what a loop reads from outside of it: all but the first find that tensor in the
-caches. Their kernels are others (`Kernel.again`). Of equal nodes in a layer only one is run (`equal_nodes`).
+caches. Their kernels are others (`Kernel.again`). Of equal nodes in a layer only one is run (`traces.Merging`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The operations of a graph with those in its loops, and where the tensors that go round in loops come from."""
+"""The operations of a graph with those in its loops, where the tensors that go round in loops come from, and the ways
+by which tensors are made of others."""
 
 from __future__ import annotations
 

@@ -77,7 +77,8 @@ def test_page():
 def test_models_on_many_devices_are_measured_once(tmp_path, monkeypatch, capsys):
     """Beside what is there; what takes longer than there is time for is left to the next run."""
     asked = []
-    monkeypatch.setattr(search_solvers, "_model_network", lambda workshop, *what: asked.append(what))
+    monkeypatch.setattr(search_solvers.Workshop, "model_network",
+                        lambda self, model, preset, machine, devices: asked.append((model, devices)))
     monkeypatch.setattr(search_solvers, "_solved", lambda *given: {"facts": None, **{
         solver: {"cost": 1.0, "optimal": True, "cpu_seconds": 0.1} for solver in search_solvers.SOLVERS}})
     where = ["--networks=models", f"--output={tmp_path}"]
