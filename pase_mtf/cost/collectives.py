@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pase_mtf.cost.slicing import summing_seconds
 from pase_mtf.cost.tables import ConfigurationTable
 from pase_mtf.graph.all_reduces import ITEMSIZE, PIECES, RING, bucket_of, messages_of, way_of
 from pase_mtf.machine.machine import Machine
@@ -63,10 +64,11 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
     sums along trees (`Machine.sums_by_trees`) those of a tree, where they take less. Bytes as of a reduce-scatter at
     each level, innermost first, so that less is left for the next, and back: 2 (q - 1) / q of the remainder. A ring in
     the order of the devices crosses a level as rarely, while others pass those within: an upper bound. Through a hub's
-    own link go q - 1 blocks either way, but members take turns as hubs. On shared cores each group of q sums once, for
-    all: q blocks are read and one is written, and 2 (q - 1) times one is sent. Where Mesh-TF itself does it there
-    (mesh_tensorflow/placement_mesh_impl.py), every member flattens and splits its block, q rings of 2 q - 2 operations
-    sum a q-th each, and every member puts them together; small blocks go round a single ring.
+    own link go q - 1 blocks either way, but members take turns as hubs. Where no library does it, devices split, add up
+    and concatenate (`cost.slicing`); what is summed in a bucket is concatenated first. On shared cores each group of q
+    sums once, for all: q blocks are read and one is written, and 2 (q - 1) times one is sent. Where Mesh-TF itself does
+    it there (mesh_tensorflow/placement_mesh_impl.py), every member flattens and splits its block, q rings of 2 q - 2
+    operations sum a q-th each, and every member puts them together; small blocks go round a single ring.
 
     Args:
       nbytes: float64 [K], what each device has before and after.
@@ -95,9 +97,15 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
         return np.where(size > 1, each * devices / size, 0.0)
     left: np.ndarray = np.asarray(nbytes, np.float64)
     together: np.ndarray = np.maximum(left, ITEMSIZE * bucket_of(np.asarray(waiting) / ITEMSIZE))
+    size = groups.prod(axis=0)
     seconds = _latency(together, groups, machine)
     if machine.sums_by_trees and not stock:
         seconds = np.minimum(seconds, _latency_of_trees(groups, machine))
+    else:
+        seconds += summing_seconds(together, way_of(together / ITEMSIZE, size), size, machine)
+    # What is summed in a bucket is read and written to make that; slices of it lie in memory as they are.
+    made = machine.with_overhead(2.0 * together / machine.memory_bandwidth)
+    seconds += np.where((size > 1) & (together > left), made, 0.0)
     seconds *= np.divide(left, together, out=np.ones_like(together), where=together > 0.0)
     for link, across in zip(machine.links, groups, strict=True):
         seconds += 2.0 * (across - 1.0) / across * left / link.bandwidth

@@ -70,8 +70,9 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
         for count in np.unique(parts[here.any(axis=1)]).tolist():
             rows = np.flatnonzero((parts == count) & here.any(axis=1))
             needed = _sharded(target.devices[columns], held, source.shards.shape[1])
-            scatter = reshardings.critical_path_seconds(
-                Sharded(source.devices[rows], source.shards[rows], source.strides[rows]), needed, nbytes * count)
+            scatter = reshardings.seconds_apart(
+                Sharded(source.devices[rows], source.shards[rows], source.strides[rows]), needed, nbytes * count,
+                source.shards.shape[1] - rank)
             place = np.ix_(rows, columns)
             seconds[place] = np.where(here[place], scatter + gathered, seconds[place])
     if not looked_up:

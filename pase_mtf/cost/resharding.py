@@ -14,6 +14,7 @@ import numpy as np
 from pase_mtf.cost.critical_path import CriticalPaths
 from pase_mtf.cost.dim_relations import Sharded, gcd
 from pase_mtf.cost.distinct_pairs import DistinctPairs
+from pase_mtf.cost.slicing import copying
 from pase_mtf.cost.tables import DistinctShardings
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search.compiled import compiled
@@ -54,10 +55,10 @@ class Reshardings:
         """Seconds to move a tensor between two shardings, for every pair of them.
 
         On real devices: the critical-path device; what it fetches at each link level takes bytes/bandwidth, each
-        message a latency. On shared cores: what is sliced or concatenated is copied (read and written) once for all
-        devices that need it; every slice and concatenation costs an operation, every block sent (by reference) a
-        latency. Where Mesh-TF itself does it there (`stock`), every device concatenates for itself, out of blocks that
-        went round a ring, and slices for itself.
+        message a latency; and what is sliced for others and concatenated (`cost.slicing`). On shared cores: what is
+        sliced or concatenated is copied (read and written) once for all devices that need it; every slice and
+        concatenation costs an operation, every block sent (by reference) a latency. Where Mesh-TF itself does it there
+        (`stock`), every device concatenates for itself, out of blocks that went round a ring, and slices for itself.
 
         Args:
           source: R shardings of the tensor where it is made.
@@ -74,10 +75,10 @@ class Reshardings:
         if self.machine.shared_cores:
             copies = self._copies.of(_sharded(source), _sharded(target))
             return _shared_memory_seconds(*copies, nbytes, itemsize, self.machine)
-        return self.critical_path_seconds(_sharded(source), _sharded(target), nbytes)
+        return self.seconds_apart(_sharded(source), _sharded(target), nbytes)
 
     def critical_path_seconds(self, source: Sharded, target: Sharded, nbytes: float) -> np.ndarray:
-        """Seconds of the critical-path device, on devices of their own.
+        """Seconds in which the critical-path device is sent what it needs, on devices of their own.
 
         Args:
           source, target: R and C shardings.
@@ -88,13 +89,26 @@ class Reshardings:
         """
         return self._seconds.costs(source, target, nbytes)
 
+    def seconds_apart(self, source: Sharded, target: Sharded, nbytes: float, parts: int = 0) -> np.ndarray:
+        """`critical_path_seconds`, and those in which it slices, adds up and concatenates.
+
+        Args:
+          source, target, nbytes: as there.
+          parts: of so many dims, the last ones, the elements are added up.
+        """
+        # Which device has which shard makes no difference to what it copies.
+        (source_alike, row), (target_alike, column) = _alike(source), _alike(target)
+        before, after = copying(source_alike, target_alike, parts).seconds(nbytes, self.machine)
+        total: np.ndarray = self.critical_path_seconds(source, target, nbytes) + (before + after)[np.ix_(row, column)]
+        return total
+
     def paired_seconds(self, source: Sharded, target: Sharded, nbytes: float) -> np.ndarray:
-        """`critical_path_seconds` of the first source and the first target, of the second ones, and so on: [R]."""
+        """`seconds_apart` of the first source and the first target, of the second ones, and so on: [R]."""
         seconds = np.zeros(len(source.devices))
         for begin in range(0, len(seconds), _AT_ONCE):  # each beside some others, of which nobody asks
             some = slice(begin, begin + _AT_ONCE)
             here, there = (Sharded(end.devices[some], end.shards[some], end.strides[some]) for end in (source, target))
-            seconds[some] = self.critical_path_seconds(here, there, nbytes).diagonal()
+            seconds[some] = self.seconds_apart(here, there, nbytes).diagonal()
         return seconds
 
     def elements(self, source: DistinctShardings, target: DistinctShardings, shape: Sequence[int]) -> np.ndarray:
@@ -109,6 +123,13 @@ class Reshardings:
 
 def _sharded(shardings: DistinctShardings) -> Sharded:
     return Sharded(shardings.devices, shardings.shards, shardings.strides)
+
+
+def _alike(shardings: Sharded) -> tuple[Sharded, np.ndarray]:
+    """Those of which none differ in strides alone, and the number of that of each: int64 [R]."""
+    key = np.column_stack((shardings.devices, shardings.shards))
+    _, first, number = np.unique(key, axis=0, return_index=True, return_inverse=True)
+    return Sharded(*(array[first] for array in shardings)), number.reshape(-1)
 
 
 def _shared_memory_seconds(copied: np.ndarray, nodes: np.ndarray, sent: np.ndarray, nbytes: float, itemsize: int,

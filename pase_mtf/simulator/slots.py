@@ -11,10 +11,11 @@ import numpy as np
 from pase_mtf.simulator.schedule import PICOSECONDS, Tasks, picoseconds
 from pase_mtf.simulator.transfers import Transfers
 
-__all__ = ["KINDS", "Slot", "SlotBuilder", "TaskNames", "join", "order_in_slot", "transfer_slot", "waits_of_edge"]
+__all__ = ["KINDS", "Copies", "Slot", "SlotBuilder", "TaskNames", "join", "order_in_slot", "transfer_slot",
+           "waits_of_edge"]
 
-KINDS = ("kernels", "all-reduce", "gradient all-reduce", "resharding", "transfer")
-"""What a task is."""
+KINDS = ("kernels", "all-reduce", "gradient all-reduce", "resharding", "transfer", "copying")
+"""What a task is; copying is what slices, adds up and concatenates what is sent."""
 
 
 class TaskNames(NamedTuple):
@@ -111,8 +112,23 @@ class SlotBuilder:
 _NOBODY = np.zeros((2, 0), np.int64)
 
 
+class Copies(NamedTuple):
+    """What devices do to what they send each other: a task of each, where it takes any time.
+
+    Attributes:
+      kind: index into `KINDS`.
+      slicing, joining: seconds of a device, before it sends and after it has received.
+      streams: int64 [devices], the resource of each device that it takes.
+    """
+
+    kind: int
+    slicing: float
+    joining: float
+    streams: np.ndarray
+
+
 def transfer_slot(moved: Transfers, seconds: np.ndarray, ports: np.ndarray, names: tuple[int, int, int],
-                  made: np.ndarray, wanted: np.ndarray | None) -> Slot:
+                  made: np.ndarray, wanted: np.ndarray | None, copies: Copies) -> Slot:
     """The slot of an edge.
 
     Args:
@@ -122,17 +138,54 @@ def transfer_slot(moved: Transfers, seconds: np.ndarray, ports: np.ndarray, name
       names: kind, phase and layer of the tasks.
       made: the task of the source layer that makes what a device sends.
       wanted: the task of the target layer that waits for what a device receives; None: none does.
+      copies: what they do before, and after.
     """
     sent = seconds > 0.0
-    sender, receiver, duration = moved.sender[sent], moved.receiver[sent], picoseconds(seconds[sent])
-    own = np.arange(len(sender))
-    needs = np.where(duration > 0, ports.shape[1], 0)
-    told = np.stack((*(np.full_like(own, name) for name in names), receiver))
-    return Slot(
-        duration, np.concatenate((np.zeros(1, np.int64), np.cumsum(needs))), ports[sent][duration > 0].reshape(-1),
-        told, tuple((device,) for device in sender.tolist()), _NOBODY, _NOBODY, _NOBODY,
-        np.stack((made[sender], own)), _NOBODY if wanted is None else np.stack((own, wanted[receiver])),
-        _NOBODY if wanted is None else np.stack((made[moved.sender[~sent]], wanted[moved.receiver[~sent]])))
+    slicers = np.unique(moved.sender) if copies.slicing > 0.0 else _NONE
+    joiners = np.unique(moved.receiver) if copies.joining > 0.0 else _NONE
+    sliced, own, joined = np.split(np.arange(len(slicers) + sent.sum() + len(joiners)),
+                                   [len(slicers), len(slicers) + sent.sum()])
+    # The task of this slot, or of the layer, by which a device has what it sends, and at which it has it all.
+    has = made if copies.slicing <= 0.0 else _at(slicers, sliced)
+    needs = wanted if copies.joining <= 0.0 else _at(joiners, joined)
+    inner, begins, ends, direct = [_NOBODY], [_NOBODY], [_NOBODY], [_NOBODY]
+    to_own, to_needs = (inner if len(slicers) else begins), (inner if len(joiners) else ends)
+    to_own.append(np.stack((has[moved.sender[sent]], own)))
+    begins.append(np.stack((made[slicers], sliced)))
+    if needs is not None:
+        to_needs.append(np.stack((own, needs[moved.receiver[sent]])))
+        kept = {(True, True): inner, (True, False): ends, (False, True): begins, (False, False): direct}[
+            len(slicers) > 0, len(joiners) > 0]
+        kept.append(np.stack((has[moved.sender[~sent]], needs[moved.receiver[~sent]])))
+    if wanted is not None:
+        ends.append(np.stack((joined, wanted[joiners])))
+    duration = np.concatenate((
+        np.full(len(slicers), picoseconds(copies.slicing)), picoseconds(seconds[sent]),
+        np.full(len(joiners), picoseconds(copies.joining))))
+    busy = np.split(duration > 0, [len(slicers), len(slicers) + len(own)])
+    resources = [copies.streams[slicers][busy[0]], ports[sent][busy[1]].reshape(-1), copies.streams[joiners][busy[2]]]
+    each = np.concatenate((np.ones(len(slicers), np.int64), np.full(len(own), ports.shape[1]),
+                           np.ones(len(joiners), np.int64)))
+    kind, phase, layer = names
+    told = np.stack((np.full_like(duration, copies.kind), np.full_like(duration, phase), np.full_like(duration, layer),
+                     np.full_like(duration, -1)))
+    told[0, own], told[3, own] = kind, moved.receiver[sent]
+    devices = np.concatenate((slicers, moved.sender[sent], joiners))
+    return Slot(duration, np.concatenate((np.zeros(1, np.int64), np.cumsum(np.where(duration > 0, each, 0)))),
+                np.concatenate(resources), told, tuple((device,) for device in devices.tolist()),
+                np.concatenate(inner, axis=1), _NOBODY, _NOBODY,
+                *(np.concatenate(pairs, axis=1) for pairs in (begins, ends, direct)))
+
+
+_NONE = np.zeros(0, np.int64)
+
+
+def _at(places: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """An array that has these values at these places."""
+    found = np.zeros(places.max(initial=-1) + 1, np.int64)
+    found[places] = values
+    return found
+
 
 _MOST_IN_SLOT = 1 << 24
 

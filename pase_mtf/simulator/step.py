@@ -5,31 +5,53 @@ between two devices takes the port of either, an all-reduce those of all of its 
 it. Within a layer a phase is one task of kernels per device, then its all-reduces, then what moves in it. Those of
 weights' gradients wait for the kernels only, and only the update waits for them: they overlap the backward pass. Where
 the devices share cores everything takes the cores, one after the other. A sum that one other layer alone needs is made
-on the edge to it: the devices send each other pieces, as its all-reduce.
+on the edge to it: the devices send each other pieces, as its all-reduce. What is sent is sliced out before, added up
+and concatenated after, among the kernels of the devices.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
+from pase_mtf.cost.dim_relations import Sharded
 from pase_mtf.cost.signature import PHASES
+from pase_mtf.cost.slicing import copying
 from pase_mtf.cost.tables import ConfigurationTable
 from pase_mtf.graph.computation_graph import Edge
 from pase_mtf.graph.looked_up import LookedUp, summed_as_rows
 from pase_mtf.graph.partition import Partition, groups, scattered_sum, with_partial_sums
-from pase_mtf.simulator.slots import KINDS, Slot, SlotBuilder, transfer_slot
+from pase_mtf.simulator.slots import KINDS, Copies, Slot, SlotBuilder, transfer_slot
 from pase_mtf.simulator.stages import LayerStages, Stages, first_operations
 from pase_mtf.simulator.summing import SummingTasks
 from pase_mtf.simulator.transfers import Transfers, link_level, transfers
 
 __all__ = ["Step"]
 
-_KERNELS, _SUM, _GRADIENT, _MOVE, _TRANSFER = range(len(KINDS))
+_KERNELS, _SUM, _GRADIENT, _MOVE, _TRANSFER, _COPYING = range(len(KINDS))
+
+
+class _Exchange(NamedTuple):
+    """What devices send each other on an edge.
+
+    Attributes:
+      kind: of the tasks, index into `KINDS`.
+      source, target: partitions of a tensor.
+      shape, itemsize: its unsplit size, bytes per element.
+      parts: of so many dims, the last ones, the elements are added up.
+    """
+
+    kind: int
+    source: Partition
+    target: Partition
+    shape: tuple[int, ...]
+    itemsize: int
+    parts: int = 0
 
 
 class Step:
@@ -147,11 +169,14 @@ class Step:
         if parts:
             return self._summing_slot(edge, source_choice, target_choice, parts).build(
                 None if reads is None else target.first[reads].tolist())
-        moved = self._moves(*self._ends_of(edge, source_choice, target_choice), edge.shape)
+        exchange = _Exchange(_TRANSFER, *self._ends_of(edge, source_choice, target_choice), edge.shape, edge.itemsize)
+        moved = self._moves(exchange)
         seconds = self._seconds(moved, edge, self._priced.edge_cost(number, source_choice, target_choice),
                                 edge.itemsize)
+        streams = np.array([self._stream(device) for device in range(self._priced.devices)])
         return transfer_slot(moved, seconds, self._ports_of_transfers(moved), (_TRANSFER, phase, edge.target),
-                             source.last[phase], None if reads is None else target.first[reads])
+                             source.last[phase], None if reads is None else target.first[reads],
+                             Copies(_COPYING, *self._copying(exchange, edge.trips), streams))
 
     def _ports_of_transfers(self, moved: Transfers) -> np.ndarray:
         """What each needs all of at once, int64 [N, ...]."""
@@ -174,10 +199,10 @@ class Step:
         source, target = self._ends_of(edge, source_choice, target_choice)
         phase = PHASES.index(edge.phase)
         tasks = SummingTasks(self._layer(edge.source, source_choice).last[phase].tolist(), (phase, edge.target))
-        sums, exchanges = scattered_sum(source, target, edge.shape), list[tuple[int, Transfers, int]]()
+        sums = scattered_sum(source, target, edge.shape)
+        on_the_way = _Exchange(_TRANSFER, source, target, edge.shape, edge.itemsize)
         if edge.looked_up and summed_as_rows(edge.looked_up, source, parts, target, edge.shape):
-            exchanges = self._rows(edge, edge.looked_up, source, parts)
-            exchanges.append((_TRANSFER, self._moves(source, target, edge.shape), edge.itemsize))
+            exchanges = [*self._rows(edge, edge.looked_up, source, parts), on_the_way]
         elif sums is None:
             table = ConfigurationTable(np.array([len(source.devices)]), *np.array([parts], np.int64).transpose(2, 0, 1))
             nbytes = np.array([math.prod(source.block_shape(edge.shape)) * edge.itemsize])
@@ -187,20 +212,25 @@ class Step:
                 waiting=waiting if source == target else 0.0)[0])
             for group in groups(len(source.devices), parts):
                 tasks.reduce(_SUM, group, seconds, self._ports_of_group(group))
-            exchanges = [(_TRANSFER, self._moves(source, target, edge.shape), edge.itemsize)]
+            exchanges = [on_the_way]
         else:
             held = with_partial_sums(source, parts)
             shape = (*edge.shape, *(count for count, _ in held.shards[len(edge.shape):]))
             needed = Partition(sums.devices, (*sums.shards, *[(1, 1)] * len(parts)))
-            exchanges = [(_SUM, self._moves(held, needed, shape), edge.itemsize),
-                         (_SUM, self._moves(sums, target, edge.shape), edge.itemsize)]
-        for kind, moved, itemsize in exchanges:
-            tasks.send(kind, moved, self._seconds(moved, edge, 0.0, itemsize), self._ports_of_transfers(moved))
+            exchanges = [_Exchange(_SUM, held, needed, shape, edge.itemsize, len(parts)),
+                         _Exchange(_SUM, sums, target, edge.shape, edge.itemsize)]
+        streams = [self._stream(device) for device in range(self._priced.devices)]
+        for exchange in exchanges:
+            moved, (slicing, joining) = self._moves(exchange), self._copying(exchange, edge.trips)
+            tasks.copy(_COPYING, slicing, streams)
+            tasks.send(exchange.kind, moved, self._seconds(moved, edge, 0.0, exchange.itemsize),
+                       self._ports_of_transfers(moved))
+            tasks.copy(_COPYING, joining, streams)
         return tasks
 
     def _rows(self, edge: Edge, looked_up: LookedUp, source: Partition, parts: tuple[tuple[int, int], ...],
-              ) -> list[tuple[int, Transfers, int]]:
-        """What devices give each other of rows, and of their indices: (kind, transfers, bytes per element)."""
+              ) -> list[_Exchange]:
+        """What devices give each other of rows, and of their indices."""
         row = [dim for dim in range(len(edge.shape)) if dim != looked_up.dim]
         # However many dims the indices have: those that are split, with as many indices among them.
         sizes = [count for count, _ in parts]
@@ -210,7 +240,7 @@ class Step:
             shape = (*sizes, *(edge.shape[dim] for dim in dims))
             shards = tuple(source.shards[dim] for dim in dims)
             held, needed = (Partition(source.devices, (*ends, *shards)) for ends in (parts, ((1, 1),) * len(parts)))
-            found.append((_SUM, self._moves(held, needed, shape), itemsize))
+            found.append(_Exchange(_SUM, held, needed, shape, itemsize))
         return found
 
     def _ends_of(self, edge: Edge, source_choice: int, target_choice: int) -> tuple[Partition, Partition]:
@@ -220,11 +250,23 @@ class Step:
                                                       (edge.target, target_choice, edge.target_dims)))
         return source, target
 
-    def _moves(self, source: Partition, target: Partition, shape: tuple[int, ...]) -> Transfers:
-        key = source, target, shape
+    def _moves(self, exchange: _Exchange) -> Transfers:
+        key = exchange.source, exchange.target, exchange.shape
         if key not in self._moved:
-            self._moved[key] = transfers(source, target, shape, self._machine.links)
+            self._moved[key] = transfers(*key, self._machine.links)
         return self._moved[key]
+
+    def _copying(self, exchange: _Exchange, trips: int) -> tuple[float, float]:
+        """Seconds in which a device slices what it sends, and puts together what it receives. Where devices share cores
+        the price of the move has that."""
+        if self._machine.shared_cores:
+            return 0.0, 0.0
+        source, target = (Sharded(np.array([len(end.devices)]), *np.array([end.shards], np.int64).reshape(
+            1, -1, 2).transpose(2, 0, 1)) for end in (exchange.source, exchange.target))
+        found = copying(source, target, exchange.parts).seconds(
+            float(math.prod(exchange.shape) * exchange.itemsize), self._machine)
+        before, after = (trips * float(seconds[0, 0]) for seconds in found)
+        return before, after
 
     def _seconds(self, moved: Transfers, edge: Edge, cost: float, itemsize: int) -> np.ndarray:
         """What each transfer of an edge takes; `cost` is the price of all of them, where devices share cores."""

@@ -40,6 +40,13 @@ class SummingTasks:
         for device in group:
             self._after[device], self._source[device] = (number,), ()
 
+    def copy(self, kind: int, seconds: float, streams: Sequence[int]) -> None:
+        """What every device slices, adds up or concatenates of what it has; nothing where that takes no time."""
+        if seconds > 0.0:
+            for device in sorted({*self._after, *self._source}):
+                number = self._add(kind, seconds, [streams[device]], [device], -1)
+                self._after[device], self._source[device] = (number,), ()
+
     def send(self, kind: int, moved: Transfers, seconds: np.ndarray, ports: np.ndarray) -> None:
         """What devices send each other; a device goes on when it has all that it receives, and what it holds itself.
 

@@ -18,7 +18,9 @@ __all__ = ["Slice", "Timeline"]
 _NANOSECONDS = 1e9
 _ROWS = ("kernels", "communication")
 _COLORS = {"kernels": "tab:blue", "all-reduce": "tab:red", "gradient all-reduce": "tab:orange",
-           "resharding": "tab:purple", "transfer": "tab:green"}
+           "resharding": "tab:purple", "transfer": "tab:green", "copying": "tab:cyan"}
+_OF_KERNELS = ("kernels", "copying")
+"""What a device's kernels do."""
 
 
 class Slice(NamedTuple):
@@ -90,7 +92,7 @@ class Timeline(NamedTuple):
         """Per device, the fraction of the step in which its kernels run."""
         total = [0.0] * self.devices
         for one in self.slices:
-            if one.kind == "kernels":
+            if one.kind in _OF_KERNELS:
                 total[one.device] += one.end - one.begin
         return tuple(seconds / self.seconds if self.seconds else 0.0 for seconds in total)
 
@@ -107,7 +109,7 @@ class Timeline(NamedTuple):
         rows: dict[tuple[int, str], list[Slice]] = {
             (device, name): [] for device in range(self.devices) for name in _ROWS}
         for one in self.slices:
-            rows[one.device, _ROWS[one.kind != "kernels"]].append(one)
+            rows[one.device, _ROWS[one.kind not in _OF_KERNELS]].append(one)
         for (device, name), slices in rows.items():
             yield device, name, _lanes(slices)
 

@@ -100,7 +100,8 @@ def test_renamed_dims_are_followed():
 
 def test_bandwidth_and_speed_scale_costs():
     graph = perceptron()
-    fast = dataclasses.replace(REAL, links=tuple(
+    fast = dataclasses.replace(REAL, memory_bandwidth=2 * REAL.memory_bandwidth, overhead=REAL.overhead / 2)
+    fast = dataclasses.replace(fast, links=tuple(
         dataclasses.replace(link, bandwidth=2 * link.bandwidth, latency=link.latency / 2) for link in REAL.links))
     slow, quick = build_network(graph, REAL, 16), build_network(graph, fast, 16)
     for one, other in zip(slow.edge_matrices, quick.edge_matrices, strict=True):

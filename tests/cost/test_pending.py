@@ -15,9 +15,10 @@ from pase_mtf.graph.partition import Partition, groups, scattered_sum
 from pase_mtf.machine.machine import Link, Machine
 from pase_mtf.simulator.simulate import Simulator
 
-TWO_LEVELS = Machine("two levels", dict.fromkeys(Machine.load("1080ti").rates, 1e12), 1e11, 1e10, 1e-6,
+# What is copied within a device takes no time.
+TWO_LEVELS = Machine("two levels", dict.fromkeys(Machine.load("1080ti").rates, 1e12), 1e30, 1e10, 0.0,
                      (Link(4, 2e10, 3e-6), Link(64, 1e9, 2e-5)))
-ONE_LEVEL = Machine("one level", TWO_LEVELS.rates, 1e11, 1e10, 0.0, (Link(64, 1e9, 0.0),))
+ONE_LEVEL = Machine("one level", TWO_LEVELS.rates, 1e30, 1e10, 0.0, (Link(64, 1e9, 0.0),))
 
 
 def critical_path(source, parts, target, shape, itemsize, links):
@@ -78,7 +79,7 @@ def ends(graph, edge, source, target):
 def test_the_critical_path_device_takes_what_the_edge_costs(graphs):
     """A reduce-scatter of what two layers split in any way, on links of one level and of two without latencies."""
     links = tuple(Link(link.devices, link.bandwidth, 0.0) for link in TWO_LEVELS.links)
-    machine = Machine("no latency", TWO_LEVELS.rates, 1e11, 1e10, 0.0, links)
+    machine = Machine("no latency", TWO_LEVELS.rates, 1e30, 1e10, 0.0, links)
     rng, scattered = np.random.default_rng(1), 0
     for graph in graphs:
         priced = build_network(graph, machine, 8)

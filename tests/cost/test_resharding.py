@@ -21,7 +21,9 @@ POSITION = {name: number for number, name in enumerate(DIMS)}
 
 
 def _machine(*links, shared=False):
-    return Machine("test", dict.fromkeys(KINDS, 1e9), 1e9, 1e9, 1e-6, tuple(links), shared_cores=shared)
+    """One whose devices copy in no time, where they have memory of their own."""
+    memory, overhead = (1e9, 1e-6) if shared else (1e30, 0.0)
+    return Machine("test", dict.fromkeys(KINDS, 1e9), memory, 1e9, overhead, tuple(links), shared_cores=shared)
 
 
 def _random_configuration(rng, devices, shape):

@@ -30,7 +30,9 @@ from pase_mtf.simulator.transfers import transfers
 
 _RATES = dict.fromkeys(Machine.load("1080ti").rates, 1e12)
 _ONE_LEVEL = Machine("one level", _RATES, 1e11, 1e10, 0.0, (Link(64, 1e9, 0.0),))
-_TWO_LEVELS = Machine("two levels", _RATES, 1e11, 1e10, 0.0, (Link(4, 2e10, 3e-6), Link(64, 1e9, 2e-5)))
+# What is copied within a device takes no time.
+_LINKS = dataclasses.replace(_ONE_LEVEL, memory_bandwidth=1e30)
+_TWO_LINKS = dataclasses.replace(_LINKS, links=(Link(4, 2e10, 3e-6), Link(64, 1e9, 2e-5)))
 _WORDS, _LENGTH, _BATCH, _MODEL = 4096, 32, 16, 128  # of the transformer, tiny
 
 
@@ -89,7 +91,7 @@ def test_a_file_keeps_it(graph, tmp_path):
     assert ComputationGraph.load(tmp_path / "graph.json") == graph
 
 
-@pytest.mark.parametrize("machine", [_ONE_LEVEL, _TWO_LEVELS], ids=["one", "two"])
+@pytest.mark.parametrize("machine", [_LINKS, _TWO_LINKS], ids=["one", "two"])
 def test_all_configurations_are_priced_as_they_are_lowered(graph, machine):
     number, operation = _looked_up(graph)[0]
     layer = graph.layers[number]
@@ -120,11 +122,11 @@ def _without_rows(graph):
 
 def test_data_parallelism_sends_rows(graph):
     """By hand: each of four devices gets the rows of three others, and not twice three quarters of two tables."""
-    part, whole = (price_strategy(one, _ONE_LEVEL, 4, _data_parallel(one, 4)).parts
-                   for one in (graph, _without_rows(graph)))
+    sent, summed, part, whole = (price_strategy(one, machine, 4, _data_parallel(one, 4)).parts
+                                 for machine in (_LINKS, _ONE_LEVEL) for one in (graph, _without_rows(graph)))
     tables = 2 * 2 * 3 / 4 * 4 * _WORDS * _MODEL / 1e9
     rows = 2 * 3 / 4 * _BATCH * _LENGTH * (4 * _MODEL + 4) / 1e9
-    assert part["all-reduce backward"] == pytest.approx(whole["all-reduce backward"] - tables + rows)
+    assert sent["all-reduce backward"] == pytest.approx(summed["all-reduce backward"] - tables + rows)
     # A device multiplies nothing, and adds up all rows.
     product = 2 * 2 * _WORDS * _MODEL * _BATCH * _LENGTH / 4 / 1e12
     added = 2 * 4 * (_WORDS * _MODEL + 3 * _BATCH * _LENGTH * _MODEL) / 1e11
@@ -138,9 +140,9 @@ def _looked_up_twice(**options):
     return graph, next(layer for layer in graph.layers if [one.name for one in layer.variables] == ["twice"])
 
 
-def _parts_of(layer, configuration):
+def _parts_of(layer, configuration, machine=_ONE_LEVEL):
     table = ConfigurationTable.build([configuration], dim_positions(layer), len(layer.dims))
-    return dict(zip(PARTS, layer_parts(layer_signature(layer), table, Reshardings(_ONE_LEVEL))[:, 0], strict=True))
+    return dict(zip(PARTS, layer_parts(layer_signature(layer), table, Reshardings(machine))[:, 0], strict=True))
 
 
 @pytest.mark.parametrize("split", [(("batch", 4),), (("batch", 2), ("length", 2))])
@@ -157,8 +159,9 @@ def test_rows_of_two_gathers_of_one_table_are_one_sum(split):
     only = dataclasses.replace(bare, operations=tuple(
         operation for operation in bare.operations if operation.index in {one.index for one in summing}))
     found, parts, products = (_parts_of(one, Configuration(split)) for one in (layer, bare, only))
-    assert found["all-reduce backward"] == pytest.approx(3 / 4 * 64 * (4 * 8 + 8) / 1e9)
-    assert parts["all-reduce backward"] == pytest.approx(2 * 3 / 4 * 4 * 64 * 8 / 1e9)
+    sent, summed = (_parts_of(one, Configuration(split), _LINKS) for one in (layer, bare))
+    assert sent["all-reduce backward"] == pytest.approx(3 / 4 * 64 * (4 * 8 + 8) / 1e9)
+    assert summed["all-reduce backward"] == pytest.approx(2 * 3 / 4 * 4 * 64 * 8 / 1e9)
     added = 4 * (64 * 8 + 3 * 64 * 8) / 1e11
     assert found["backward"] == pytest.approx(parts["backward"] - products["backward"] + added, rel=1e-9)
     halves = Configuration((("batch", 2), ("words", 2)))
@@ -186,7 +189,7 @@ def test_where_few_words_are_known_tables_are_summed(graph):
 def test_a_step_is_simulated_with_rows(graph):
     sums = {}
     for name, one in (("rows", graph), ("tables", _without_rows(graph))):
-        priced = build_network(one, _ONE_LEVEL, 4, [[entry] for entry in _data_parallel(one, 4)])
+        priced = build_network(one, _LINKS, 4, [[entry] for entry in _data_parallel(one, 4)])
         slices = Simulator(priced).timeline([0] * len(one.layers)).slices
         sums[name] = sum(entry.end - entry.begin for entry in slices
                          if entry.kind == "gradient all-reduce" and entry.device == 0)
@@ -212,7 +215,7 @@ def _edge_cost(edge, operation, layers, ends, links):
 
 def test_sums_on_the_way_to_an_update_are_rows_where_these_are_less(sharded):
     """Both kinds of configuration pairs, drawn at random, on links of one level without latency."""
-    priced = build_network(sharded, _ONE_LEVEL, 8)
+    priced = build_network(sharded, _LINKS, 8)
     rng, counts = np.random.default_rng(0), {True: 0, False: 0}
     for number, edge in enumerate(sharded.edges):
         if not edge.looked_up:
@@ -228,7 +231,7 @@ def test_sums_on_the_way_to_an_update_are_rows_where_these_are_less(sharded):
             as_rows = summed_as_rows(edge.looked_up, held, parts, wanted, edge.shape)
             if as_rows:
                 assert priced.edge_cost(number, *choices) == pytest.approx(_edge_cost(
-                    edge, operation, layers, ends, _ONE_LEVEL.links), rel=1e-9)
+                    edge, operation, layers, ends, _LINKS.links), rel=1e-9)
             counts[as_rows] += bool(parts)
     assert counts[True] > 10
 
@@ -238,7 +241,7 @@ def test_simulated_devices_send_rows_on_the_way_to_an_update(sharded):
     offered = [[Configuration((("batch", 4),))] if layer == edge.source else
                [Configuration(((edge.target_dims[1], 4),))] if layer == edge.target else [Configuration()]
                for layer in range(len(sharded.layers))]
-    priced = build_network(sharded, _ONE_LEVEL, 4, offered)
+    priced = build_network(sharded, _LINKS, 4, offered)
     found = [one for one in Simulator(priced).timeline([0] * len(sharded.layers)).slices
              if one.kind == "all-reduce" and one.layer == sharded.layers[edge.target].name and one.phase == edge.phase]
     assert len(found) == 2 * 4 * 3

@@ -16,7 +16,7 @@ from pase_mtf.operations import registry
 from pase_mtf.operations.registry import register_operation
 
 _RATES = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e6)
-FLAT = Machine("flat", _RATES, 1e7, 1e12, 1e-6, (Link(64, 1e7, 1e-7),))
+FLAT = Machine("flat", _RATES, 1e9, 1e12, 1e-6, (Link(64, 1e7, 1e-7),))
 BATCH, WIDTH, HIDDEN = dim("batch", 16), dim("width", 12), dim("hidden", 32)
 
 

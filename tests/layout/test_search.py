@@ -26,7 +26,7 @@ from pase_mtf.machine.machine import Link, Machine
 
 # Compute costs much and messages little, so that even small nets are worth splitting.
 _RATES = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e6)
-FLAT = Machine("flat", _RATES, 1e7, 1e12, 1e-6, (Link(64, 1e7, 1e-7),))
+FLAT = Machine("flat", _RATES, 1e9, 1e12, 1e-6, (Link(64, 1e7, 1e-7),))
 STEEP = Machine("steep", _RATES, 1e7, 1e12, 1e-6, (Link(2, 1e8, 1e-8), Link(64, 1e6, 1e-6)))
 SHARED = Machine("shared", _RATES, 1e7, 1e12, 1e-6, (Link(64, 1e7, 1e-7),), shared_cores=True)
 MACHINES = {"flat": FLAT, "steep": STEEP, "shared": SHARED}

@@ -1,7 +1,9 @@
 """The simulator against the prices that it is made of, against a plain one, and against itself after changes."""
 
+import dataclasses
 import itertools
 import json
+import math
 
 import harness
 import numpy as np
@@ -11,6 +13,7 @@ from small_graphs import perceptron
 
 from pase_mtf import models
 from pase_mtf.cost.build import build_network
+from pase_mtf.cost.dim_relations import Sharded
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.errors import UsageError
@@ -69,8 +72,10 @@ def test_the_slowest_receiver_takes_what_resharding_costs(graphs):
             for receiver, level, elements, messages in zip(*moved[1:], strict=True):
                 link = TWO_LEVELS.links[level]
                 taken[receiver] += elements * edge.itemsize / link.bandwidth + messages * link.latency
-            assert max(taken.values()) == pytest.approx(
-                reshardings.seconds(*ends, edge.shape, edge.itemsize)[0, 0], rel=1e-9)
+            ends = [Sharded(one.devices, one.shards, one.strides) for one in ends]
+            nbytes = float(math.prod(edge.shape) * edge.itemsize)
+            assert max(taken.values()) == pytest.approx(reshardings.critical_path_seconds(*ends, nbytes)[0, 0],
+                                                        rel=1e-9)
             compared += max(taken.values()) > 0
     assert compared > 20
 
@@ -211,6 +216,33 @@ def test_where_all_send_to_all_nobody_waits_for_a_port():
         3 * max(one.end - one.begin for one in sent))
 
 
+@pytest.mark.parametrize(("source", "target", "kinds"), [
+    ("batch", "width1", ["copying", "transfer", "copying"]), ("width1", "batch", ["transfer", "copying"]),
+    ("batch", "", ["transfer", "copying"]), ("", "width1", ["copying"]), ("", "batch", []), ("batch", "batch", [])])
+def test_pieces_are_sliced_and_put_together(source, target, kinds):
+    """On four devices that all do the same: what is copied within them is neither left out nor hidden."""
+    graph = perceptron(widths=(64, 64, 64), training=False)
+    priced = build_network(graph, TWO_LEVELS, 4, [[Configuration(((dim, 4),))] for dim in (source, target)])
+    timeline = Simulator(priced).timeline([0, 0])
+    assert timeline.seconds == pytest.approx(priced.network.cost([0, 0]), rel=1e-6)
+    found = sorted((one.begin, one.kind) for one in timeline.slices
+                   if 2 in (one.device, one.receiver) and one.kind in ("copying", "transfer"))
+    assert [kind for kind, _ in itertools.groupby(kind for _, kind in found)] == kinds
+
+
+def test_parts_of_a_sum_are_added_up():
+    """A reduce-scatter: every device slices, sends, and adds up what it gets."""
+    layers = perceptron(widths=(64, 64, 64), training=False)
+    pending = dataclasses.replace(layers, edges=(dataclasses.replace(layers.edges[0], pending=("width0",)),))
+    priced = build_network(pending, TWO_LEVELS, 4, [[Configuration(((dim, 4),))] for dim in ("width0", "width1")])
+    timeline = Simulator(priced).timeline([0, 0])
+    found = [one for one in timeline.slices if one.device == 2 and one.receiver == 2]
+    block = 4 * 32 * 64 / 4  # bytes of a quarter
+    assert [one.end - one.begin for one in found if one.kind == "copying"] == pytest.approx(
+        [2 * 4 * block / 1e11 + 1e-6, (4 + 1) * block / 1e11 + 1e-6])
+    assert timeline.seconds == pytest.approx(priced.network.cost([0, 0]), rel=1e-6)
+
+
 def test_a_timeline_can_be_opened(tmp_path, graphs):
     strategy = find_strategy(graphs[1], 4, TWO_LEVELS)
     timeline = strategy.timeline()
@@ -303,7 +335,7 @@ def test_gradients_that_are_hidden_count_less(graphs):
     cheapest, found = (find_strategy(graphs[1], 8, TWO_LEVELS, simulate=simulate) for simulate in (0, 1))
     assert found.search["simulated_seconds"] <= cheapest.timeline().seconds
     assert found.search["simulated"] > 1
-    machine = Machine("slow links", dict.fromkeys(TWO_LEVELS.rates, 1e11), 1e13, 1e10, 0.0, (Link(8, 1e9, 0.0),))
+    machine = Machine("slow links", dict.fromkeys(TWO_LEVELS.rates, 1e11), 1e30, 1e10, 0.0, (Link(8, 1e9, 0.0),))
     graph, split = perceptron(widths=(256, 256), batch=4096), [
         Configuration((("batch", 4),)), Configuration((("width0", 4),))]
     (hidden,) = gradient_seconds(build_network(graph, machine, 4, [split]))
