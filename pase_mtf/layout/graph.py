@@ -227,6 +227,9 @@ class GraphSearch:
             return (f"{name}: {self.request.too_large(least)}, the least that any layout needs ({mesh}, "
                     f"{rules_text(rules) or 'no rules'}); take more devices, a smaller batch, or a higher memory limit "
                     "(none lifts it)")
+        if search.rejected and (unsplit := self._verify(self.meshes[0], {})) is not None:
+            return (f"{name}: no layout lowers, for the program does not on one device either: operation "
+                    f"{unsplit.operation}: {unsplit.reason}; change the operation")
         if search.rejected and math.isfinite(search.bound):
             return (f"{name}: none of the {len(search.rejected):,} layouts that were tried lowers, and there are more: "
                     f"{search.rejected[0][1]}; change the operation or fix dims")
@@ -305,7 +308,7 @@ def _keep_together(legality: StockLegality, request: Request) -> None:
             if dim not in legality.sizes:
                 known = [name for name in legality.sizes if not name.startswith("_")]
                 raise UsageError(f"fixed {'='.join(names)}: {dim!r} is no dim of the graph; {nearest(dim, known)}")
-        legality.keep_together(names, Problem("(none)", names, f"{names[0]} and {names[1]} are to share an axis"))
+        legality.keep_together(names, Problem("", names, "they are to share an axis"))
 
 
 def _random_operations(operations: Iterable[mtf.Operation]) -> Iterator[str]:

@@ -30,7 +30,7 @@ class Problem:
     """Why a layout does not lower, or not to right values.
 
     Attributes:
-      operation: the name of the Mesh-TF operation.
+      operation: the name of the Mesh-TF operation; empty where none is the cause.
       dims: the dims whose splits cause it.
       reason: for people.
       known: whether it is certain; else nobody knows what an operation does to a split.
@@ -44,7 +44,7 @@ class Problem:
     depends: bool = False
 
     def __str__(self) -> str:
-        return f"operation {self.operation}, dim {' and '.join(self.dims)}: {self.reason}"
+        return f"{f'operation {self.operation}, ' * bool(self.operation)}dim {' and '.join(self.dims)}: {self.reason}"
 
 
 class StockLegality:
@@ -233,7 +233,7 @@ class StockLegality:
     def problem_of(self, name: str, axis: int, sizes: Sequence[int]) -> Problem | None:
         """Why a dim alone cannot be split by an axis."""
         if name not in self.sizes:
-            return Problem("(none)", (name,), "no tensor has this dim")
+            return Problem("", (name,), "no tensor has this dim")
         if name in self.whole:
             return self.whole[name]
         for size, operation in self.sizes[name].items():

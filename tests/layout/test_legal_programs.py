@@ -101,7 +101,8 @@ def test_if_nothing_lowers_operation_and_dim_are_named():
     with tf.Graph().as_default():
         b = Builder(tf.float32)
         loss = program(b, Hopeless)
-        with pytest.raises(InfeasibleError, match=r"no layout lowers: operation picky.*never"):
+        with pytest.raises(InfeasibleError, match=(
+                "no layout lowers, for the program does not on one device either: operation picky: .*never")):
             find_layout(b.graph, 4, [loss], FLAT)
 
 

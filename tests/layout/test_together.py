@@ -122,3 +122,5 @@ def test_the_caller_may_want_two_dims_on_one_axis():
         axes_of(together=[("width", "uot")])
     with pytest.raises(InfeasibleError, match=r"does not lower|no layout lowers"):
         axes_of(together=[("width", "hidden")], fixed={"hidden": "a"})
+    tied, _ = axes_of(together=[("width", "out")], compare=["a:4;batch:a;out:a"])
+    assert tied.compared[0].problem == "dim width and out: they are to share an axis"
