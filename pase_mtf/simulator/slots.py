@@ -159,9 +159,8 @@ def transfer_slot(moved: Transfers, seconds: np.ndarray, ports: np.ndarray, name
         kept.append(np.stack((has[moved.sender[~sent]], needs[moved.receiver[~sent]])))
     if wanted is not None:
         ends.append(np.stack((joined, wanted[joiners])))
-    duration = np.concatenate((
-        np.full(len(slicers), picoseconds(copies.slicing)), picoseconds(seconds[sent]),
-        np.full(len(joiners), picoseconds(copies.joining))))
+    duration = picoseconds(np.concatenate((np.full(len(slicers), copies.slicing), seconds[sent],
+                                           np.full(len(joiners), copies.joining))))
     busy = np.split(duration > 0, [len(slicers), len(slicers) + len(own)])
     resources = [copies.streams[slicers][busy[0]], ports[sent][busy[1]].reshape(-1), copies.streams[joiners][busy[2]]]
     each = np.concatenate((np.ones(len(slicers), np.int64), np.full(len(own), ports.shape[1]),
