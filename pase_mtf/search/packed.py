@@ -276,10 +276,11 @@ def _renumber(p: Packed, left: np.ndarray, kept: np.ndarray, first: np.ndarray, 
 
 @compiled
 def _copy(values: np.ndarray, matrix: np.ndarray, stride: np.ndarray, kind: np.ndarray, extents: np.ndarray,
-          begin: np.ndarray, old_class: np.ndarray, new_matrix: np.ndarray, most: float
-          ) -> tuple[np.ndarray, int]:  # pragma: no cover (compiled)
-    """The matrices of fewer classes, and how many entries they have; nothing if those are more than `most`. Edges of
-    one kind (they share a matrix) that keep the same classes go on sharing.
+          begin: np.ndarray, old_class: np.ndarray, new_matrix: np.ndarray, most: float, until: float
+          ) -> tuple[np.ndarray, int, float, float]:  # pragma: no cover (compiled)
+    """The matrices of fewer classes, how many entries they have, the least and the greatest of these; nothing if they
+    are more than `most`, and -1 of them where they are not copied when the clock shows `until`. Edges of one kind (they share a matrix) that keep
+    the same classes go on sharing.
 
     Args:
       values: of the larger network.
@@ -309,19 +310,24 @@ def _copy(values: np.ndarray, matrix: np.ndarray, stride: np.ndarray, kind: np.n
         older[e], newest[kind[e]] = newest[kind[e]], e
         new_matrix[e], own[e] = end, True
         end += height * width
+    least, greatest = np.inf, -np.inf
     if end > most:
-        return np.empty(0), end
+        return np.empty(0), end, least, greatest
     out = np.empty(end)  # of a large network most of the memory: never more than is needed
     for e in range(len(matrix)):
         if own[e]:
+            if until < np.inf and seconds_now() > until:
+                return np.empty(0), -1, least, greatest
             height, width = extents[0, e], extents[1, e]
             place = new_matrix[e]
             for r in range(height):
                 line = matrix[e] + old_class[begin[e] + r] * stride[e]
                 for c in range(width):
-                    out[place] = values[line + old_class[begin[e] + height + c]]
+                    value = values[line + old_class[begin[e] + height + c]]
+                    least, greatest = min(least, value), max(greatest, value)
+                    out[place] = value
                     place += 1
-    return out, end
+    return out, end, least, greatest
 
 
 class Reduction(NamedTuple):
@@ -389,11 +395,13 @@ def reduce(packed: Packed, active: np.ndarray, messages: Potentials | None = Non
     else:
         kind = np.unique(matrix, return_inverse=True)[1]
         new_matrix = np.empty_like(matrix)
-        values, size = _copy(packed.values, matrix, packed.extents[1, left], kind, extents, begin, old_class,
-                             new_matrix, budget.memory / 8)
+        values, size, least, most = _copy(packed.values, matrix, packed.extents[1, left], kind, extents, begin,
+                                          old_class, new_matrix, budget.memory / 8, seconds_now() + budget.seconds)
+        if size < 0:
+            raise TimeoutError
         if size > len(values):
             raise MemoryError(f"{8 * size} bytes for the matrices")
-        matrix, least, most = new_matrix, values.min(initial=np.inf), values.max(initial=-np.inf)
+        matrix = new_matrix
     network = _assemble(first, unary, packed.original[kept], values, matrix, ends, extents, classes, classes_at,
                         constant, (float(min(least, unary.min(initial=np.inf))),
                                    float(max(most, unary.max(initial=-np.inf)))))

@@ -208,6 +208,21 @@ def test_a_bound_without_a_whole_pass(seed):
     assert np.isfinite(search.bound)
 
 
+def test_matrices_of_fewer_classes_are_not_copied_beyond_the_time():
+    """What they are is known by what they have: the least and the greatest entry, too."""
+    p = pack(dense(3).normalized())
+    some = np.ones(len(p.unary), bool)
+    some[::3] = False
+    found = reduce(p, some.copy()).network
+    assert len(found.values) < len(p.values)
+    assert (found.least, found.most) == (min(found.values.min(), found.unary.min()),
+                                         max(found.values.max(), found.unary.max()))
+    with pytest.raises(TimeoutError):
+        reduce(p, some.copy(), budget=Budget(time.perf_counter()))
+    with pytest.raises(MemoryError):
+        reduce(p, some.copy(), budget=Budget(memory=8 * len(found.values) - 1))
+
+
 def test_nothing_calls_itself(monkeypatch):
     """The search among promising configurations met the same part again, and called itself until Python gave up."""
     monkeypatch.setattr(part, "_LARGE", 0)
