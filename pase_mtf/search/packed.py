@@ -279,8 +279,8 @@ def _copy(values: np.ndarray, matrix: np.ndarray, stride: np.ndarray, kind: np.n
           begin: np.ndarray, old_class: np.ndarray, new_matrix: np.ndarray, most: float, until: float
           ) -> tuple[np.ndarray, int, float, float]:  # pragma: no cover (compiled)
     """The matrices of fewer classes, how many entries they have, the least and the greatest of these; nothing if they
-    are more than `most`, and -1 of them where they are not copied when the clock shows `until`. Edges of one kind (they share a matrix) that keep
-    the same classes go on sharing.
+    are more than `most`, and -1 of them where they are not copied when the clock shows `until`. Edges of one kind (they
+    share a matrix) that keep the same classes go on sharing.
 
     Args:
       values: of the larger network.
