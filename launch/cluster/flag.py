@@ -16,6 +16,7 @@ __all__ = ["MAX_PROCESSES", "ClusterFlag", "parse_cluster"]
 MAX_PROCESSES = 256
 
 _FORMS = "give local:4, slurm, tf_config, or host1:port,host2:port"
+_WHOLE = "[0-9]{1,9}"
 _CLIENTS = ("chief", "master")
 """What TF_CONFIG calls the process that is not one of the workers: it becomes rank 0."""
 
@@ -54,7 +55,7 @@ def parse_cluster(text: str, task: int | None, environment: Mapping[str, str] | 
         raise UsageError(f"--task={task}: only for a --cluster that lists its hosts; leave it out")
     if kind == "local":
         count = text.partition(":")[2]
-        if not re.fullmatch("[0-9]{1,9}", count) or not 1 <= int(count) <= MAX_PROCESSES:
+        if not re.fullmatch(_WHOLE, count) or not 1 <= int(count) <= MAX_PROCESSES:
             raise UsageError(f"--cluster={text}: say how many processes, 1 to {MAX_PROCESSES}, as in local:4")
         return ClusterFlag("local", int(count))
     if text == "slurm":
@@ -76,7 +77,7 @@ def _slurm(environment: Mapping[str, str]) -> ClusterFlag:
     found = {}
     for name in ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"):
         value = environment.get(name, "")
-        if not re.fullmatch("[0-9]{1,9}", value):
+        if not re.fullmatch(_WHOLE, value):
             raise UsageError(f"--cluster=slurm: {name} is {shortened(value) if value else 'not set'}; start the "
                              "command by srun")
         found[name] = int(value)
@@ -94,7 +95,7 @@ def _tf_config(environment: Mapping[str, str]) -> ClusterFlag:
     try:
         config: Any = json.loads(text)
         jobs, task = config["cluster"], config["task"]
-        job, index = task["type"], int(task["index"])
+        job, index = task["type"], _index(task["index"])
         tasks = {name: [str(address) for address in jobs[name]] for name in jobs}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"TF_CONFIG={shortened(text)}: is not what TensorFlow writes ({type(error).__name__}: "
@@ -109,6 +110,17 @@ def _tf_config(environment: Mapping[str, str]) -> ClusterFlag:
     rank = sum(len(tasks[name]) for name in order[:order.index(job)]) + index
     addresses = _addresses([address for name in order for address in tasks[name]], "TF_CONFIG")
     return ClusterFlag("tf_config", len(addresses), addresses, rank)
+
+
+def _index(value: object) -> int:
+    """The index of a task: a whole number, or the text of one.
+
+    Raises:
+      ValueError: it is none.
+    """
+    if not re.fullmatch(_WHOLE, str(value)):
+        raise ValueError(f"index is {shortened(value, 24)}")
+    return int(str(value))
 
 
 def _addresses(parts: list[str], where: str) -> tuple[str, ...]:

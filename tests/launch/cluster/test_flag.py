@@ -26,6 +26,7 @@ def _config(cluster, kind="worker", index=0):
     ("slurm", None, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}, ClusterFlag("slurm", 4, (), 3)),
     ("a.b:1,[::1]:2", 1, {}, ClusterFlag("hosts", 2, ("a.b:1", "[::1]:2"), 1)),
     ("tf_config", None, _config({"worker": ["a:1", "b:2"]}, index=1), ClusterFlag("tf_config", 2, ("a:1", "b:2"), 1)),
+    ("tf_config", None, _config({"worker": ["a:1", "b:2"]}, index="1"), ClusterFlag("tf_config", 2, ("a:1", "b:2"), 1)),
     # The chief is rank 0, wherever it stands.
     ("tf_config", None, _config({"worker": ["a:1", "b:2"], "chief": ["c:3"]}),
      ClusterFlag("tf_config", 3, ("c:3", "a:1", "b:2"), 1)),
@@ -60,6 +61,10 @@ def test_what_is_understood(text, task, environment, expected):
     ("tf_config", None, _config({"worker": ["a:1"], "ps": ["p:1"]}), "has tasks of type 'ps'"),
     ("tf_config", None, _config({"worker": ["a:1"], "evaluator": ["e:1"]}, "evaluator"), "not among those"),
     ("tf_config", None, _config({"worker": ["a:1"]}, index=1), "task 1 of type 'worker'"),
+    *(("tf_config", None, _config({"worker": ["a:1", "b:2"]}, index=index), f"index is {says}.*give cluster, and task")
+      for index, says in ((0.9, "0.9"), (True, "True"), (-1, "-1"), ("x", "'x'"), (None, "None"))),
+    ("tf_config", None, {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1e999}}'},
+     "index is inf"),
 ])
 def test_what_is_refused(text, task, environment, says):
     with pytest.raises(UsageError, match=says) as caught:
