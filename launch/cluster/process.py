@@ -122,10 +122,12 @@ class TaskProcess:
             self._process.send_signal(number)
 
     def let_go(self) -> None:
-        """Tells it that it is not needed any more: workers end by that."""
+        """Tells it that it is not needed any more: it ends by that. One that is stopped hears nothing: it is killed."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
+        if self._is_stopped():
+            self._process.kill()
 
     def wait(self, seconds: float) -> None:
         """Waits for its end, and kills it where that takes longer."""

@@ -104,7 +104,7 @@ def test_a_lost_process_costs_no_step(preset, undisturbed, tmp_path, clients, ra
     line = run.process.stderr.readline()
     while line and "starting again" not in line:  # TensorFlow may say of rank 0 that its connection was reset
         line = run.process.stderr.readline()
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 10  # 5 where it is stopped
     assert f"rank {rank} was {'killed by SIGKILL' if number == signal.SIGKILL else 'stopped'}" in line
     assert "starting again from the checkpoint" in line
     code, _, err = run.end()

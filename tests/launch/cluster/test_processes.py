@@ -217,6 +217,18 @@ def test_one_that_does_not_let_go_is_killed(start):
     assert not any(map(_is_running, map(_pid, tasks)))
 
 
+def test_one_that_is_stopped_is_not_waited_for(start):
+    """It cannot use the time that others have to end by themselves: it is ended when it is given up."""
+    tasks = start(_WAIT, _WAIT)
+    os.kill(_pid(tasks[1]), signal.SIGSTOP)
+    assert watch(tasks, Interrupts()).fault.rank == 1
+    begin = time.monotonic()
+    end_all(tasks)
+    assert time.monotonic() - begin < 3.0
+    assert tasks[0].exit_code == 0
+    assert not any(map(_is_running, map(_pid, tasks)))
+
+
 def test_no_process_outlives_a_launcher_that_is_killed(tmp_path):
     """One of them stopped."""
     program = tmp_path / "launcher.py"
