@@ -51,8 +51,7 @@ def _resolved(options: Options) -> Plan:
     """What a run is to do; a line tells where that is nothing."""
     plan = resolve(options)
     if plan.done:
-        steps = plan.first_step or options.warmup + options.steps
-        print(f"the run in {plan.options.output_dir} has done its {steps} steps"
+        print(f"the run in {plan.options.output_dir} has done its {plan.done} steps"
               + ("; more --steps go on with it" if plan.checkpoint else ""))
     return plan
 

@@ -20,7 +20,7 @@ from pase_mtf.launch.flag_values import PIPELINE
 from pase_mtf.launch.options import Options, ResolvedOptions, run_config
 from pase_mtf.launch.possible import check_trained_pipeline
 from pase_mtf.launch.resumption import contradiction
-from pase_mtf.launch.run_folder import AUTO, has_checkpoint, has_ended, is_done, load_run_config
+from pase_mtf.launch.run_folder import AUTO, has_checkpoint, has_ended, load_run_config, steps_done
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.presets import ModelConfig
 from pase_mtf.runtime import Devices, choose_devices
@@ -42,7 +42,7 @@ class Plan:
       machine: whose numbers the search takes; None: this one, measured later, or a file's kernel times.
       checkpoint: what it continues; None: from the start.
       kernels: the kernel times that the search takes, where a file tells them.
-      done: whether there is nothing left to do: the run that this one was to go on with has come to its end.
+      done: where there is nothing left to do, the steps that the run has done which this one was to go on with; else 0.
       earlier: the options of the run that it continues, as that was started: where this one goes on in its folder, they
         are not there any more later on.
     """
@@ -53,7 +53,7 @@ class Plan:
     machine: Machine | None
     checkpoint: CheckpointInfo | None
     kernels: SavedKernels | None = None
-    done: bool = False
+    done: int = 0
     earlier: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -162,25 +162,29 @@ def _prices(options: Options, devices: Devices, kernels: SavedKernels | None) ->
     return options.prices or ("measured" if here else "roofline")
 
 
-def _taken_up(options: Options) -> tuple[Options, CheckpointInfo | None, bool]:
-    """The options of what is left to do, the checkpoint that this begins with, and whether nothing is left.
+def _taken_up(options: Options) -> tuple[Options, CheckpointInfo | None, int]:
+    """The options of what is left to do, the checkpoint that this begins with, and, where nothing is left, the steps
+    that were done.
 
     Raises:
       FormatError: there is no whole checkpoint where there is to be one.
+      UsageError: a run has ended there that is not the one that is asked for, and there is none.
     """
     if options.resume != AUTO:
-        return options, find_checkpoint(options.resume) if options.resume else None, False
+        return options, find_checkpoint(options.resume) if options.resume else None, 0
     folder, steps = options.output_dir, options.warmup + options.steps
     if folder is None or not has_checkpoint(folder):
         if folder is None or (options.cluster_flag and options.cluster_flag.rank) or not has_ended(folder):
-            return options, None, False
-        if is_done(folder, steps) and contradiction(options, load_run_config(folder)["options"]) is None:
-            return options, None, True
+            return options, None, 0
+        # The same command again, as of a scheduler, has succeeded: what it was to do is done, whatever of it was kept.
+        done = steps_done(folder)
+        if done >= steps and contradiction(options, load_run_config(folder)["options"]) is None:
+            return options, None, done
         raise UsageError(f"--output_dir={folder}: holds a run that has ended, and no checkpoint to go on with; name "
                          "another, or remove it")
     checkpoint = find_checkpoint(folder)
-    left = steps - checkpoint.step
-    return options.going_on(folder, left), checkpoint, left <= 0 and is_done(folder, steps)
+    left, done = steps - checkpoint.step, steps_done(folder, checkpoint.step)
+    return options.going_on(folder, left), checkpoint, done if left <= 0 and done >= steps else 0
 
 
 def resolve(options: Options) -> Plan:

@@ -11,7 +11,7 @@ from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import read_json
 
 __all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "check_folder_taken_up", "check_new_folder",
-           "checkpoint_steps", "has_checkpoint", "has_ended", "is_done", "load_run_config", "names_in"]
+           "checkpoint_steps", "has_checkpoint", "has_ended", "load_run_config", "names_in", "steps_done"]
 
 CONFIG_FORMAT = "pase_mtf.run"
 CONFIG_VERSION = 1
@@ -127,14 +127,16 @@ def has_ended(folder: str) -> bool:
     return _summary(folder).get("status") not in (None, "interrupted", "search only")
 
 
-def is_done(folder: str, steps: int) -> bool:
-    """Whether the last run in a folder has come to its end after so many steps of training, and written it down."""
+def steps_done(folder: str, untold: int = 0) -> int:
+    """After how many steps of training the last run in a folder has come to its end and told it; 0: it has not.
+
+    Args:
+      folder: of the run.
+      untold: what that is where its files do not tell, as those of earlier versions.
+    """
     summary = _summary(folder)
-    try:
-        # Files of earlier versions do not tell their steps.
-        return bool(summary.get("status") == "done" and summary.get("steps_done", steps) >= steps)
-    except TypeError:
-        return False
+    steps = summary.get("steps_done", untold)
+    return steps if summary.get("status") == "done" and type(steps) is int else 0
 
 
 def _summary(folder: str) -> dict[str, Any]:

@@ -159,6 +159,9 @@ def test_a_run_that_has_ended_without_a_checkpoint_is_not_begun_again(preset, fi
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     assert main([*command, "--steps=2", "--warmup=1"]) == 0
     assert capsys.readouterr().out == f"the run in {run} has done its 3 steps\n"
+    # Less than was done is done, too; the number is that of what was.
+    assert main([*command, "--steps=1", "--warmup=1"]) == 0
+    assert capsys.readouterr().out == f"the run in {run} has done its 3 steps\n"
     for others in (["--steps=20"], ["--steps=2", "--warmup=1", "--seed=3"], ["--steps=2", "--warmup=1", "--batch=4"]):
         assert main([*command, *others]) == 2
         assert "holds a run that has ended, and no checkpoint" in capsys.readouterr().err
@@ -167,6 +170,17 @@ def test_a_run_that_has_ended_without_a_checkpoint_is_not_begun_again(preset, fi
     (run / "summary.json").write_text(json.dumps({**summary, "status": "interrupted"}))  # nothing to go on with
     assert main([*command, "--steps=2", "--warmup=1"]) == 0
     assert "has done" not in capsys.readouterr().out
+
+
+def test_the_steps_of_a_run_of_an_earlier_version_are_those_of_its_checkpoint(preset, finished, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["steps_done"]
+    for told, said in (({"steps_done": 9}, 9), ({}, 3)):
+        (run / "summary.json").write_text(json.dumps({**summary, **told}))
+        assert main([*_command(preset, run), "--steps=1"]) == 0
+        assert capsys.readouterr().out == f"the run in {run} has done its {said} steps; more --steps go on with it\n"
 
 
 def test_a_summary_is_the_last_file_of_a_run(preset, tmp_path, monkeypatch):
