@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from pase_mtf.errors import ClusterError, shortened
+from pase_mtf.errors import ClusterError, UsageError, shortened
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, end_all, start_worker
-from pase_mtf.launch.cluster.wire import SAYS_EVERY, Connection, control_address, listen, split_address
+from pase_mtf.launch.cluster.wire import SAYS_EVERY, Connection, control_address, is_taken, listen, split_address
 from pase_mtf.launch.interrupts import LAST_WISH, Interrupts
 
 __all__ = ["JOINS_WITHIN", "RemoteTask", "is_cut_off", "join_run", "meet"]
@@ -157,7 +157,9 @@ def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_W
 
 def _let_in(strangers: list[Connection], came: dict[int, Connection], mine: Mapping[str, object],
             tasks: Sequence[str]) -> None:
-    """Takes those who say who they are from the strangers; of one rank the last, who is there again after a fault.
+    """Takes those who say who they are from the strangers; of one rank the first, as long as it is there.
+
+    Another is told, and turned away: it ends no run, for it may be the one that is not meant.
 
     Raises:
       ClusterError: one was started with something else.
@@ -176,6 +178,14 @@ def _let_in(strangers: list[Connection], came: dict[int, Connection], mine: Mapp
             rank, theirs = hello.get("rank"), hello.get("passport")
             if type(rank) is not int or not 0 < rank < len(tasks) or not isinstance(theirs, dict):
                 connection.close()
+                continue
+            if rank in came:
+                here = f"rank {rank} ({tasks[rank]})"
+                connection.say(end=UsageError.exit_code, error=f"another command is {here}, started at "
+                               f"{came[rank].origin}; is --task right?")
+                connection.close()
+                print(f"note: a second command came as {here}, from {connection.origin}, beside that from "
+                      f"{came[rank].origin}, and was turned away; is --task right?", file=sys.stderr, flush=True)
                 continue
             came[rank] = connection
             for name in {**mine, **theirs}:
@@ -200,7 +210,12 @@ def join_run(membership: Membership, restarts: int, interrupts: Interrupts, with
     Raises:
       ClusterError: rank 0 is missing.
       KeyboardInterrupt: somebody wants it to end, and there is no run yet.
+      UsageError: the port of the process is taken.
     """
+    rank, task = membership.rank, membership.tasks[membership.rank]
+    if is_taken(split_address(task)[1]):
+        raise UsageError(f"rank {rank} ({task}): its port is taken on this host; is rank {rank} running already, and "
+                         "--task right? Else take another port")
     while True:
         connection = _knock(membership, interrupts, within)
         started: list[TaskProcess] = []
@@ -234,7 +249,7 @@ def _knock(membership: Membership, interrupts: Interrupts, within: float) -> Con
             if time.monotonic() >= end:
                 raise ClusterError(f"rank 0 ({membership.tasks[0]}): its launcher does not answer at "
                                    f"{address[0]}:{address[1]} within {within:g} s ({error.strerror or error}); start "
-                                   "the same command there") from error
+                                   "the same command there; where the run is under way, is --task right?") from error
             time.sleep(_LOOK_EVERY)
             continue
         connection.say(rank=membership.rank, passport=_passport(membership))

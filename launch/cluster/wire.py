@@ -7,6 +7,7 @@ a run.
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import json
 import socket
@@ -17,7 +18,7 @@ from typing import Any
 
 from pase_mtf.errors import UsageError
 
-__all__ = ["SAYS_EVERY", "SILENT_FOR", "Connection", "control_address", "listen", "split_address"]
+__all__ = ["SAYS_EVERY", "SILENT_FOR", "Connection", "control_address", "is_taken", "listen", "split_address"]
 
 SILENT_FOR = 10.0
 """Seconds after which a launcher that says nothing counts as lost: its host, or the network between."""
@@ -76,10 +77,27 @@ def listen(address: tuple[str, int], from_elsewhere: bool = False) -> socket.soc
             found = socket.create_server(("", port), family=family)
             print(f"note: {note}: its launcher listens on all interfaces, at port {port}", file=sys.stderr, flush=True)
     except OSError as error:
+        advice = "is rank 0 running already? Else take others" if error.errno == errno.EADDRINUSE else "take others"
         raise UsageError(f"--cluster: cannot listen at {host}:{port} ({error.strerror}), where the launchers meet: the "
-                         "port above those of the first host; take others") from error
+                         f"port above those of the first host; {advice}") from error
     found.setblocking(False)
     return found
+
+
+def is_taken(port: int) -> bool:
+    """Whether something listens at a port of this host: TensorFlow's servers do, on all interfaces."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _origin(wire: socket.socket) -> str:
+    try:
+        return str(wire.getpeername()[0])
+    except (OSError, IndexError):  # it is gone again; it has no address
+        return "nowhere"
 
 
 class Connection:
@@ -87,11 +105,13 @@ class Connection:
 
     Attributes:
       closed: whether the other end is gone, or talks nonsense.
+      origin: the address of the host that the other end is on.
     """
 
     def __init__(self, wire: socket.socket, clock: Callable[[], float] = time.monotonic):
         """Takes a connected socket."""
         wire.setblocking(False)
+        self.origin = _origin(wire)
         self._wire, self._clock, self.closed = wire, clock, False
         self._held, self._ahead = b"", b""
         self._heard = clock()

@@ -195,6 +195,45 @@ def test_launchers_that_were_started_with_other_flags(members, worker):
     assert joining.outcome == 7
 
 
+def test_a_second_command_of_a_rank_is_turned_away(members, worker, capfd):
+    """Both hosts say so, and the first goes on; where it is gone, as after a fault, the next is welcome."""
+    worker("import sys; sys.stdin.read()")
+    ready, found = Future(), []
+    meeting = threading.Thread(target=lambda: found.extend(meet(members[0], Interrupts(), ready=ready)))
+    meeting.start()
+    gone = _knocks(members[1])
+    gone.close()
+    first = _knocks(members[1])
+    time.sleep(0.5)
+    second = _Joining(members[1], restarts=1)
+    second.join(10)
+    assert second.outcome == 2
+    ready.set_result("whole")
+    meeting.join(10)
+    assert {"start": True} in first.messages()
+    assert found[0].fault() is None
+    found[0].end(end=0)
+    first.close()
+    task = members[1].tasks[1]
+    assert capfd.readouterr().err.splitlines() == [
+        f"note: a second command came as rank 1 ({task}), from 127.0.0.1, beside that from 127.0.0.1, and was turned "
+        "away; is --task right?",
+        f"[rank 1] error: another command is rank 1 ({task}), started at 127.0.0.1; is --task right?"]
+
+
+def _knocks(member):
+    return hosts._knock(member, Interrupts(), 10.0)
+
+
+def test_a_second_command_of_a_rank_when_the_run_is_under_way(members):
+    rank_0, port = members[0].tasks[0], wire.split_address(members[1].tasks[1])[1]
+    with pytest.raises(ClusterError, match=rf"rank 0 \({rank_0}\): its launcher does not.*under way, is --task right"):
+        join_run(members[1], 0, Interrupts(), within=0.1)
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(
+            UsageError, match=r"rank 1 \(127.0.0.1:\d+\): its port is taken on this host; is rank 1 running already"):
+        join_run(members[1], 0, Interrupts(), within=0.1)
+
+
 @pytest.mark.parametrize(("heard", "expected"), [
     ((0, 0, 0), True), ((0, 3, 3), True),  # the last words of some are a little older
     ((0, 9, 9), False), ((9, 9, 9), False), ((0,), False)])
@@ -291,7 +330,7 @@ def test_there_is_no_port_above_the_last():
 
 def test_a_port_where_launchers_cannot_meet(members):
     with socket.create_server(control_address(members[0].tasks)), \
-            pytest.raises(UsageError, match="where the launchers meet"):
+            pytest.raises(UsageError, match=r"where the launchers meet.*is rank 0 running already"):
         meet(members[0], Interrupts())
 
 
