@@ -5,15 +5,16 @@ python -m pase_mtf.launch --model=transformer --mesh=8
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pase_mtf.errors import ClusterError
 from pase_mtf.launch.cluster.hosts import join_run
 from pase_mtf.launch.cluster.launcher import launch
 from pase_mtf.launch.cluster.membership import Membership, end_with_launcher
-from pase_mtf.launch.command_line import parse_command_line
+from pase_mtf.launch.command_line import parse_command_line, shared_flags
 from pase_mtf.launch.console import exit_code_of
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.options import Options
@@ -22,13 +23,19 @@ from pase_mtf.launch.plan import Plan, check_packages, member_of, resolve
 __all__ = ["main"]
 
 
-def run(options: Options, interrupts: Interrupts) -> int:
-    """One run, from its options to its exit code.
+def run(arguments: Sequence[str], interrupts: Interrupts) -> int:
+    """One run, from its command line to its exit code.
+
+    Args:
+      arguments: without the program's name.
+      interrupts: of this process.
 
     Raises:
+      HelpRequested: --help; holds the text.
       PaseError: what a user can cause; its exit code says of which kind.
       KeyboardInterrupt: interrupted before anything was measured.
     """
+    options = parse_command_line(arguments)
     if options.print_config:
         print(resolve(options).config_json(), end="")
         return 0
@@ -44,7 +51,7 @@ def run(options: Options, interrupts: Interrupts) -> int:
         # second.
         from pase_mtf.launch.execution import execute
         return execute(plan, interrupts)
-    return _over_processes(options, interrupts)
+    return _over_processes(options, shared_flags(arguments), interrupts)
 
 
 def _resolved(options: Options) -> Plan:
@@ -56,8 +63,8 @@ def _resolved(options: Options) -> Plan:
     return plan
 
 
-def _over_processes(options: Options, interrupts: Interrupts) -> int:
-    member = member_of(options)
+def _over_processes(options: Options, flags: Mapping[str, object], interrupts: Interrupts) -> int:
+    member = dataclasses.replace(member_of(options), flags=flags)
     if member.rank == 0:
         return launch(lambda: _resolved(options), member, interrupts)
     interrupts.hold()
@@ -70,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         end_with_launcher(lambda: os._exit(ClusterError.exit_code))
     with Interrupts() as interrupts:
         return exit_code_of(
-            lambda: run(parse_command_line(sys.argv[1:] if arguments is None else arguments), interrupts), interrupts)
+            lambda: run(sys.argv[1:] if arguments is None else arguments, interrupts), interrupts)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,11 @@ from pase_mtf.launch.resumption import resumed
 from pase_mtf.models.checks import DTYPES
 from pase_mtf.pipeline.schedule import SCHEDULES
 
-__all__ = ["HelpRequested", "parse_command_line", "read_flags"]
+__all__ = ["HelpRequested", "parse_command_line", "read_flags", "shared_flags"]
+
+_OF_A_HOST = frozenset({"task", "cluster", "devices", "output_dir", "data", "resume"})
+"""Flags that may be others on every host of a run: which host it is; what launchers compare by what it came to (the
+addresses, the kind of devices); folders and data, of which those of rank 0 count."""
 
 _USAGE = """\
 Finds the cheapest way to split every layer of a Mesh-TensorFlow model over the devices, trains with it, and shows the
@@ -149,10 +153,35 @@ def parse_command_line(arguments: Sequence[str]) -> Options:
       UsageError: of `read_flags`; or a value that cannot be meant.
       HelpRequested: --help; holds the text.
     """
-    values = _flag_values()
-    read_flags(values, "pase_mtf.launch", _USAGE, arguments)
+    values = _read(arguments)
     given = {name for name in values if values[name].present}
-    chosen: dict[str, Any] = {field.name: values[field.name].value for field in dataclasses.fields(Options)}
-    options = resumed(Options(**chosen), given)
+    options = resumed(_chosen(values), given)
     options.check()
     return options
+
+
+def shared_flags(arguments: Sequence[str]) -> dict[str, Any]:
+    """The flags that have to be the same in the commands of all hosts of a run, and their values.
+
+    They are what the command says, and nothing that it takes from a run that it continues: a host that is there again
+    after a fault may find another state of that run than rank 0 has begun with.
+
+    Args:
+      arguments: without the program's name.
+
+    Raises:
+      UsageError: of `read_flags`.
+      HelpRequested: --help; holds the text.
+    """
+    return {name: value for name, value in _chosen(_read(arguments)).to_json().items() if name not in _OF_A_HOST}
+
+
+def _read(arguments: Sequence[str]) -> flags.FlagValues:
+    values = _flag_values()
+    read_flags(values, "pase_mtf.launch", _USAGE, arguments)
+    return values
+
+
+def _chosen(values: flags.FlagValues) -> Options:
+    chosen: dict[str, Any] = {field.name: values[field.name].value for field in dataclasses.fields(Options)}
+    return Options(**chosen)

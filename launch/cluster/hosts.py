@@ -89,15 +89,16 @@ def is_cut_off(others: Sequence[RemoteTask], wait: float = 2.0 * SAYS_EVERY) -> 
 
 
 def _passport(membership: Membership) -> dict[str, object]:
-    """What has to be the same everywhere."""
+    """What has to be the same everywhere: first what explains that the rest is not."""
     versions = {}
     for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return {"processes": list(membership.tasks), "devices": membership.devices, "kind": membership.kind,
-            "clients": membership.clients, **versions}
+    flags = {f"--{name}": value for name, value in membership.flags.items()}
+    return {**versions, **flags, "processes": list(membership.tasks), "devices": membership.devices,
+            "kind": membership.kind}
 
 
 def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_WITHIN,
@@ -190,9 +191,12 @@ def _let_in(strangers: list[Connection], came: dict[int, Connection], mine: Mapp
             came[rank] = connection
             for name in {**mine, **theirs}:
                 if theirs.get(name) != mine.get(name):
-                    raise ClusterError(f"rank {rank} ({tasks[rank]}) was started with {name} = "
-                                       f"{shortened(theirs.get(name))}, rank 0 with {shortened(mine.get(name))}; start "
-                                       "the same command everywhere")
+                    raise ClusterError(f"rank {rank} ({tasks[rank]}) was started {_with(name, theirs.get(name))}, "
+                                       f"rank 0 {_with(name, mine.get(name))}; start the same command everywhere")
+
+
+def _with(name: str, value: object) -> str:
+    return f"without {name}" if value is None else f"with {name}={shortened(value, quoted=False)}"
 
 
 def join_run(membership: Membership, restarts: int, interrupts: Interrupts, within: float = JOINS_WITHIN) -> int:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Membership", "end_with_launcher", "processes_here", "started_by_launcher"]
 
@@ -28,6 +28,7 @@ class Membership:
       devices: in all, over all processes.
       kind: of the devices.
       clients: "one", or "ranks": whether every process has a graph of its own (--clients).
+      flags: of the command, those that have to be the same on all hosts; for the launchers, processes need not know.
     """
 
     tasks: tuple[str, ...]
@@ -35,11 +36,13 @@ class Membership:
     devices: int
     kind: str
     clients: str = "one"
+    flags: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
         """What the process finds it in, and what leaves it its own part of the GPUs of its host."""
-        return {_VARIABLE: json.dumps(dataclasses.asdict(self)), **self._own_gpus()}
+        told = dataclasses.asdict(dataclasses.replace(self, flags={}))
+        return {_VARIABLE: json.dumps(told), **self._own_gpus()}
 
     def _own_gpus(self) -> dict[str, str]:
         each = self.devices // len(self.tasks)

@@ -136,6 +136,16 @@ def test_a_search_alone_starts_processes_where_they_are_to_be_measured(launch, m
     assert len(plan.devices.tasks) == 2
 
 
+def test_launchers_compare_the_flags_of_their_commands(launch, monkeypatch):
+    """As they were given: rank 0 alone takes the others from the run that it goes on with."""
+    joined = []
+    monkeypatch.setattr("pase_mtf.launch.__main__.join_run", lambda member, *_: joined.append(member.flags) or 0)
+    assert launch("--cluster=127.0.0.1:2222,127.0.0.1:2223", "--task=1", "--resume=auto", "--model=alexnet", "--mesh=2",
+                  "--batch=24")[0] == 0
+    flags, = joined
+    assert (flags["batch"], flags["max_restarts"], flags["preset"], "task" in flags) == (24, 0, None, False)
+
+
 @pytest.mark.parametrize("job", [0, 1, 1000, 7654321])
 def test_slurm_steps_that_are_likely_to_meet_have_other_ports(job):
     """Every one of these has 64: for 63 tasks of a node, and the launchers."""

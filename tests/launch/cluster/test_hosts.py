@@ -1,5 +1,6 @@
 """Launchers of several hosts, here threads and processes of one: they meet, watch each other, and end together."""
 
+import dataclasses
 import json
 import socket
 import sys
@@ -16,6 +17,7 @@ from pase_mtf.launch.cluster.launcher import Fault, Outcome, watch
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import TaskProcess, end_all
 from pase_mtf.launch.cluster.wire import Connection, control_address
+from pase_mtf.launch.command_line import shared_flags
 from pase_mtf.launch.interrupts import Interrupts
 
 
@@ -189,10 +191,46 @@ def test_launchers_that_were_started_with_other_flags(members, worker):
     worker("")
     member = Membership(members[1].tasks, 1, 4, "cpu")
     joining = _Joining(member)
-    with pytest.raises(ClusterError, match=r"rank 1 \(.*\) was started with devices = 4, rank 0 with 2; start"):
+    with pytest.raises(ClusterError, match=r"rank 1 \(.*\) was started with devices=4, rank 0 with devices=2; st"):
         meet(members[0], Interrupts())
     joining.join(10)
     assert joining.outcome == 7
+
+
+@pytest.mark.parametrize(("theirs", "mine", "says"), [
+    (["--batch=24"], [], "with --batch=24, rank 0 without --batch"),
+    ([], ["--batch=24"], "without --batch, rank 0 with --batch=24"),
+    (["--model=rnnlm"], [], "with --model=rnnlm, rank 0 with --model=alexnet"),
+    (["--seed=3"], [], "with --seed=3, rank 0 with --seed=0"),
+    (["--max_restarts=1"], [], "with --max_restarts=1, rank 0 with --max_restarts=0"),
+    (["--dtype=bfloat16"], ["--dtype=float32"], "with --dtype=bfloat16, rank 0 with --dtype=float32"),
+    (["--clients=ranks"], [], "with --clients=ranks, rank 0 with --clients=one"),
+    (["--nocheckpoint"], [], "with --checkpoint=False, rank 0 with --checkpoint=True"),
+])
+def test_a_command_with_other_flags_is_refused_on_both_hosts(members, worker, capfd, theirs, mine, says):
+    worker("")
+    own, other = (dataclasses.replace(member, flags=shared_flags(["--model=alexnet", "--mesh=2", *flags]))
+                  for member, flags in zip(members, (mine, theirs), strict=True))
+    joining = _Joining(other)
+    with pytest.raises(ClusterError) as caught:
+        meet(own, Interrupts())
+    joining.join(10)
+    said = f"rank 1 ({own.tasks[1]}) was started {says}; start the same command everywhere"
+    assert (str(caught.value), joining.outcome) == (said, 7)
+    assert f"[rank 1] error: {said}" in capfd.readouterr().err
+
+
+def test_flags_that_may_differ_from_host_to_host():
+    """And those that say what is the default; what a run that is continued was started with is not looked at."""
+    command = ["--model=alexnet", "--mesh=2"]
+    assert shared_flags(command) == shared_flags([
+        *command, "--task=1", "--cluster=a:1,b:1", "--devices=cpu", "--output_dir=there", "--data=there.txt",
+        "--resume=nowhere", "--steps=30"])
+
+
+def test_what_processes_are_told_has_no_flags(members):
+    member = dataclasses.replace(members[1], flags=shared_flags(["--model=alexnet"]))
+    assert member.environment == members[1].environment
 
 
 def test_a_second_command_of_a_rank_is_turned_away(members, worker, capfd):
