@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import socket
 import sys
@@ -114,8 +115,9 @@ def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_W
     Raises:
       ClusterError: names who is missing, or was started with something else.
       KeyboardInterrupt: somebody wants it to end.
-      UsageError: there is no port to meet at.
+      UsageError: the port of the process is taken, or there is none to meet at.
     """
+    _check_alone(membership)
     tasks, mine = membership.tasks, _passport(membership)
     came: dict[int, Connection] = {}
     strangers: list[Connection] = []
@@ -135,25 +137,45 @@ def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_W
                     raise ClusterError(f"no launcher of {', '.join(missing)} came within {within:g} s; start the same "
                                        "command there, and see whether it can connect to "
                                        f"{':'.join(map(str, control_address(tasks)))}")
-                try:
-                    strangers.append(Connection(door.accept()[0]))
-                except BlockingIOError:
+                arrived = _at(door)
+                if not arrived:
                     time.sleep(_LOOK_EVERY)
+                strangers += arrived
+                _forget_lost(came)
                 _let_in(strangers, came, mine, tasks)
             if ready is not None:
                 ready.result()
         except BaseException as error:
-            for connection in (*came.values(), *strangers):
+            for connection in (*came.values(), *strangers, *_at(door)):
                 connection.say(end=getattr(error, "exit_code", ClusterError.exit_code),
                                error=str(error) or "rank 0 was interrupted")
                 connection.close()
             raise
+        strangers += _at(door)
+    _let_in(strangers, came, mine, tasks)  # who came at the same moment, and has said already which rank it is
     for connection in strangers:
+        connection.say(end=UsageError.exit_code, error="other commands are all ranks already; is --task right?")
         connection.close()
     found = [RemoteTask(rank, tasks[rank], came[rank], interrupts) for rank in sorted(came)]
     for task in found:
         task.say(start=True)
     return found
+
+
+def _at(door: socket.socket) -> list[Connection]:
+    """Those who have connected since the last look."""
+    found = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            found.append(Connection(door.accept()[0]))
+    return found
+
+
+def _forget_lost(came: dict[int, Connection]) -> None:
+    for rank in list(came):
+        came[rank].messages()
+        if came[rank].lost:
+            came.pop(rank).close()
 
 
 def _let_in(strangers: list[Connection], came: dict[int, Connection], mine: Mapping[str, object],
@@ -165,10 +187,6 @@ def _let_in(strangers: list[Connection], came: dict[int, Connection], mine: Mapp
     Raises:
       ClusterError: one was started with something else.
     """
-    for gone in list(came):
-        came[gone].messages()
-        if came[gone].lost:
-            came.pop(gone).close()
     for connection in list(strangers):
         hello = next(iter(connection.messages()), None)
         if connection.lost:
@@ -216,10 +234,7 @@ def join_run(membership: Membership, restarts: int, interrupts: Interrupts, with
       KeyboardInterrupt: somebody wants it to end, and there is no run yet.
       UsageError: the port of the process is taken.
     """
-    rank, task = membership.rank, membership.tasks[membership.rank]
-    if is_taken(split_address(task)[1]):
-        raise UsageError(f"rank {rank} ({task}): its port is taken on this host; is rank {rank} running already, and "
-                         "--task right? Else take another port")
+    _check_alone(membership)
     while True:
         connection = _knock(membership, interrupts, within)
         started: list[TaskProcess] = []
@@ -239,6 +254,18 @@ def join_run(membership: Membership, restarts: int, interrupts: Interrupts, with
         print(f"[rank {membership.rank}] error: {shortened(message['error'], 300, quoted=False)}", file=sys.stderr,
               flush=True)
     return int(message.get("end", ClusterError.exit_code))
+
+
+def _check_alone(membership: Membership) -> None:
+    """Refuses to be a rank whose process runs on this host already, where nobody would come or answer for 20 s.
+
+    Raises:
+      UsageError: its port is taken.
+    """
+    rank, task = membership.rank, membership.tasks[membership.rank]
+    if is_taken(split_address(task)[1]):
+        raise UsageError(f"rank {rank} ({task}): its port is taken on this host; is rank {rank} running already, and "
+                         "--task right? Else take another port")
 
 
 def _knock(membership: Membership, interrupts: Interrupts, within: float) -> Connection:

@@ -259,17 +259,58 @@ def test_a_second_command_of_a_rank_is_turned_away(members, worker, capfd):
         f"[rank 1] error: another command is rank 1 ({task}), started at 127.0.0.1; is --task right?"]
 
 
+def test_two_commands_of_a_rank_that_come_at_one_moment(members, worker, capfd):
+    """Both wait for rank 0, which goes on as soon as one of them is there."""
+    worker("import sys; sys.stdin.read()")
+    both = [_Joining(members[1], restarts=1) for _ in range(2)]
+    time.sleep(0.3)
+    found, = meet(members[0], Interrupts())
+    end = time.monotonic() + 10
+    while all(one.is_alive() for one in both) and time.monotonic() < end:
+        assert found.fault() is None
+        time.sleep(0.05)
+    found.end(end=0)
+    for one in both:
+        one.join(10)
+    assert sorted(one.outcome for one in both) == [0, 2]
+    assert "is --task right?" in capfd.readouterr().err
+
+
+def test_who_comes_too_late_to_say_its_rank_is_told(members, monkeypatch):
+    """As where its words are under way when all are there."""
+    ready, late = Future(), []
+    known = hosts._at
+
+    def at(door):
+        if ready.done() and not late:
+            late.append(socket.create_connection(control_address(members[0].tasks)))
+            time.sleep(0.1)
+        return known(door)
+    monkeypatch.setattr(hosts, "_at", at)
+    first = []
+    threading.Thread(target=lambda: first.append(_knocks(members[1]))).start()
+    threading.Timer(0.5, lambda: ready.set_result("whole")).start()
+    found, = meet(members[0], Interrupts(), ready=ready)
+    found.end(end=0)
+    said = json.loads(late[0].recv(1000).splitlines()[-1])
+    assert said == {"end": 2, "error": "other commands are all ranks already; is --task right?"}
+    late[0].close()
+    first[0].close()
+
+
 def _knocks(member):
     return hosts._knock(member, Interrupts(), 10.0)
 
 
 def test_a_second_command_of_a_rank_when_the_run_is_under_way(members):
-    rank_0, port = members[0].tasks[0], wire.split_address(members[1].tasks[1])[1]
+    rank_0 = members[0].tasks[0]
     with pytest.raises(ClusterError, match=rf"rank 0 \({rank_0}\): its launcher does not.*under way, is --task right"):
         join_run(members[1], 0, Interrupts(), within=0.1)
-    with socket.create_server(("127.0.0.1", port)), pytest.raises(
-            UsageError, match=r"rank 1 \(127.0.0.1:\d+\): its port is taken on this host; is rank 1 running already"):
-        join_run(members[1], 0, Interrupts(), within=0.1)
+    for rank, comes in enumerate((lambda: meet(members[0], Interrupts(), within=0.1),
+                                  lambda: join_run(members[1], 0, Interrupts(), within=0.1))):
+        with socket.create_server(wire.split_address(members[rank].tasks[rank])), pytest.raises(
+                UsageError, match=rf"rank {rank} \(.*\): its port is taken.*is rank {rank} running already"):
+            comes()
 
 
 @pytest.mark.parametrize(("heard", "expected"), [
