@@ -1,4 +1,5 @@
-"""Files that are written whole or not at all, and read with errors a person can use."""
+"""Files that are written whole or not at all, and never in place of what a command reads; read with errors a person can
+use."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import functools
 import json
 import os
 import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pase_mtf.errors import FormatError, UsageError, shortened
@@ -14,10 +16,13 @@ from pase_mtf.errors import FormatError, UsageError, shortened
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["check_schema", "path_of", "read_json", "remove_partial", "write_atomically"]
+__all__ = ["check_outputs", "check_schema", "path_of", "read_json", "remove_partial", "says_format",
+           "write_atomically"]
 
 _PARTIAL = ".partial-"
 """Stands in the name of a file that is being written."""
+_HEAD = 4096
+"""Bytes of a file of ours, among which it says what it is."""
 
 
 def path_of(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -51,12 +56,69 @@ def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}; free space or choose another place") from error
 
 
+def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[tuple[str, str | None]] = (), *,
+                  may_replace: Callable[[str], bool] = lambda path: False, otherwise: str = "") -> None:
+    """Refuses files that a command is to write, before it computes anything: each is a new file in a folder that there
+    is, or one that may be replaced; and it is no file that the command reads or writes besides.
+
+    Args:
+      outputs: flag -> the file that it names; None: none.
+      inputs: flags and the files that are read for them.
+      may_replace: whether a file that exists may be, where it is none of the others.
+      otherwise: ends the line about a file that may not: what else to do than choose another name.
+
+    Raises:
+      UsageError: names the first that cannot be meant.
+    """
+    read, seen = list(inputs), dict[str, str]()
+    for flag, path in outputs.items():
+        if path is None:
+            continue
+        named = f"{flag}={shortened(path_of(path), 200, quoted=False)}"
+        folder = os.path.dirname(path) or os.curdir
+        if not path.strip():
+            raise UsageError(f"{flag} is empty; name a file, or leave the flag out")
+        if os.path.isdir(path):
+            raise UsageError(f"{named} is a folder; name a file")
+        if not os.path.isdir(folder):
+            raise UsageError(f"{named}: there is no folder {folder}; make it first, or choose another place")
+        for other, file in read:
+            if file is not None and os.path.exists(file) and _is_same(path, file):  # else it is a name
+                raise UsageError(f"{named} is read for {other}, and would be lost; choose another name")
+        for other, file in seen.items():
+            if _is_same(path, file):
+                raise UsageError(f"{named} is the file of {other} as well; choose another name")
+        if os.path.lexists(path) and not may_replace(path):
+            raise UsageError(f"{named} exists; choose another name{otherwise}")
+        seen[flag] = path
+
+
+def _is_same(path: str, other: str) -> bool:
+    """Whether two paths lead to one file, by whatever links; of files that are not there yet, whether they will."""
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return os.path.realpath(path) == os.path.realpath(other)
+
+
 def remove_partial(folder: str) -> None:
     """Removes what a process that was killed has left of files that it was writing there."""
     for name in os.listdir(folder):
         if name.startswith(".") and _PARTIAL in name[1:]:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(folder, name))
+
+
+def says_format(path: object, expected: str) -> bool:
+    """Whether a file says of itself that it is one of ours of that format, whatever else is wrong with it."""
+    try:
+        if not os.path.isfile(path):  # type: ignore[arg-type]
+            return False  # who waits at the other end of a pipe would be waited for
+        with open(path, "rb") as file:  # type: ignore[call-overload]
+            head = file.read(_HEAD)
+    except (OSError, TypeError, ValueError):
+        return False
+    return f'"{expected}"'.encode() in head
 
 
 def read_json(path: str | os.PathLike[str], expected: str, version: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing_extensions import TypedDict
 
 from pase_mtf.errors import FormatError, UsageError, shortened
-from pase_mtf.files import check_schema, path_of, read_json, write_atomically
+from pase_mtf.files import check_schema, path_of, read_json, says_format, write_atomically
 from pase_mtf.machine.kernel_file import line_of, read_entry
 from pase_mtf.machine.kernel_times import Circumstances, KernelTimes
 
@@ -20,7 +20,6 @@ _FORMAT = "pase_mtf.kernels"
 _VERSION = 1
 _ONE_EACH = ("devices", "threads")
 """What differs between the tables of one machine."""
-_HEAD = 4096
 
 
 class _Entry(TypedDict):
@@ -44,12 +43,7 @@ class _File(TypedDict):
 
 def is_table(path: object) -> bool:
     """Whether a file says of itself that it holds kernel times, whatever else is wrong with it."""
-    try:
-        with open(path, "rb") as file:  # type: ignore[call-overload]
-            head = file.read(_HEAD)
-    except (OSError, TypeError, ValueError):
-        return False
-    return f'"{_FORMAT}"'.encode() in head
+    return says_format(path, _FORMAT)
 
 
 def load_tables(path: str | os.PathLike[str]) -> tuple[KernelTimes, ...]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 
 from pase_mtf._early_signals import give_back
 from pase_mtf.errors import PaseError, UsageError
-from pase_mtf.files import write_atomically
+from pase_mtf.files import check_outputs, says_format, write_atomically
 from pase_mtf.search import Solution, check_certificate, methods, solve
 from pase_mtf.search.network import CostNetwork
 
@@ -37,7 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--proposals", type=int, help="budget in proposals (mcmc)")
     parser.add_argument("--k", type=int, help="how many strategies (k_best)")
     parser.add_argument("--check", action="store_true", help="verify the certificate of the result")
-    parser.add_argument("--output", help="write the solution to this file, as JSON")
+    parser.add_argument("--output", help="write the solution to this file, as JSON; of those that exist "
+                        "only solutions are replaced")
     return parser
 
 
@@ -86,9 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                    if (value := getattr(flags, name)) is not None}
         if flags.check and (flags.method != "exact" or flags.memory_limit is not None):
             raise UsageError("--check: only --method=exact without --memory_limit makes a certificate; leave it out")
-        folder = os.path.dirname(flags.output or "") or os.curdir
-        if not os.path.isdir(folder):
-            raise UsageError(f"--output={flags.output}: there is no folder {folder}; make it first")
+        check_outputs({"--output": flags.output}, [("the search", flags.file)],
+                      may_replace=lambda path: says_format(path, FORMAT), otherwise=": only solutions are replaced")
         network = CostNetwork.load(flags.file)
         if flags.memory_limit is not None:
             if network.memory is None:
@@ -97,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.update(memory=network.memory, memory_limit=flags.memory_limit)
         solution = solve(network, flags.method, time_limit=flags.time_limit, gap=flags.gap, progress=True, **options)
         print(_describe(network, flags.method, solution))
-        if flags.output:
+        if flags.output is not None:
             write_atomically(flags.output, json.dumps({
                 "format": FORMAT, "version": VERSION, "method": flags.method, "assignment": solution.assignment,
                 "cost": solution.cost, "lower_bound": _plain(solution.lower_bound), "gap": _plain(solution.gap),

@@ -4,13 +4,14 @@ import dataclasses
 import json
 import math
 import pathlib
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from pase_mtf.errors import FormatError
+from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.search import __main__ as solve_command
 from pase_mtf.search.__main__ import main
 from pase_mtf.search.network import CostNetwork
@@ -64,6 +65,25 @@ def test_errors_are_one_line(arguments, message, capsys):
     assert "Traceback" not in streams.err
 
 
+def test_a_file_that_is_no_solution_is_told_before_the_search(tmp_path, capsys, monkeypatch):
+    network, notes, folder = tmp_path / "network.npz", tmp_path / "notes.json", tmp_path / "folder"
+    shutil.copy(INSTANCES / "rnnlm_8.npz", network)
+    notes.write_text('{"precious": true}')
+    folder.mkdir()
+    before = network.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(solve_command, "solve", lambda *given, **named: pytest.fail("searched"))
+        for output, says in ((network, "is read for the search, and would be lost"), (folder, "is a folder"),
+                             (notes, "exists; choose another name: only solutions are replaced"), ("", "is empty")):
+            assert main([str(network), f"--output={output}"]) == 2
+            streams = capsys.readouterr()
+            assert says in streams.err
+            assert streams.err.count("\n") == 1
+    assert (network.read_bytes(), notes.read_text()) == (before, '{"precious": true}')
+    for _ in range(2):  # a solution is replaced
+        assert main([str(network), f"--output={tmp_path / 'solution.json'}"]) == 0
+
+
 def test_what_was_found_is_there_though_it_cannot_be_checked(tmp_path, capsys, monkeypatch):
     """Nor written: an hour of search is not thrown away."""
     arguments = [str(INSTANCES / "rnnlm_8.npz"), "--check", f"--output={tmp_path / 'solution.json'}"]
@@ -75,8 +95,10 @@ def test_what_was_found_is_there_though_it_cannot_be_checked(tmp_path, capsys, m
     assert "cost  " in streams.out
     assert "nothing to verify" in streams.err
     assert json.loads((tmp_path / "solution.json").read_text())["optimal"] is False
-    (tmp_path / "solution.json").unlink()
-    (tmp_path / "solution.json").mkdir()
+
+    def write(path, data):
+        raise UsageError(f"cannot write {path}: No space left on device; free space or choose another place")
+    monkeypatch.setattr(solve_command, "write_atomically", write)
     assert main(arguments) == 2
     streams = capsys.readouterr()
     assert "cost  " in streams.out

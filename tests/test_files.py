@@ -1,0 +1,56 @@
+"""What a command writes is checked before it computes: never in place of what it reads, or of what it writes besides."""
+
+import pytest
+
+from pase_mtf.errors import UsageError
+from pase_mtf.files import check_outputs, says_format
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where there is a file that is read, a link to it, one that may be replaced, and a folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "read.csv").write_text("precious")
+    (tmp_path / "link.csv").symlink_to("read.csv")
+    (tmp_path / "old.json").write_text("{}")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "way").symlink_to("there")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("outputs", "says"), [
+    ({"--json": "read.csv"}, "--json=read.csv is read for --curve, and would be lost"),
+    ({"--json": "link.csv"}, "is read for --curve"), ({"--json": "there/../read.csv"}, "is read for --curve"),
+    ({"--json": "new.json", "--plot": "./new.json"}, "--plot=./new.json is the file of --json as well"),
+    ({"--json": "there/new.json", "--plot": "way/new.json"}, "is the file of --json as well"),
+    ({"--json": "old.json", "--plot": "old.json"}, "is the file of --json as well"),
+    ({"--json": "there"}, "--json=there is a folder; name a file"), ({"--json": ""}, "--json is empty"),
+    ({"--json": "none/new.json"}, "there is no folder none; make it first"),
+    ({"--json": "old.json/new.json"}, "there is no folder old.json"), ({"--json": "no\0path"}, "is no path")])
+def test_what_would_be_lost_is_refused(folder, outputs, says):
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(UsageError) as error:
+        check_outputs(outputs, [("--curve", "read.csv")], may_replace=lambda path: True)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_what_is_new_or_may_be_replaced_is_not(folder):
+    read = [("--curve", "read.csv"), ("--machine", "local"), ("--steps", None)]
+    check_outputs({"--json": "new.json", "--plot": "there/new.svg", "--save": None}, read)
+    check_outputs({"--json": "old.json"}, read, may_replace=lambda path: path == "old.json")
+    check_outputs({"--json": "local"}, read)  # the name of a machine, and no file
+    for path in ("old.json", "dangling"):
+        (folder / "dangling").unlink(missing_ok=True)
+        (folder / "dangling").symlink_to("nowhere")
+        with pytest.raises(UsageError, match=f"--json={path} exists; choose another name, or add --overwrite"):
+            check_outputs({"--json": path}, read, otherwise=", or add --overwrite")
+
+
+def test_what_a_file_says_it_is(folder):
+    (folder / "solution.json").write_text('{"format": "pase_mtf.solution", trunc')
+    assert says_format("solution.json", "pase_mtf.solution")
+    assert not says_format("solution.json", "pase_mtf.kernels")
+    for path in ("read.csv", "there", "none", "no\0path", None):
+        assert not says_format(path, "pase_mtf.solution")
