@@ -11,7 +11,7 @@ from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import read_json
 
 __all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "check_folder_taken_up", "check_new_folder",
-           "checkpoint_steps", "has_checkpoint", "has_ended", "load_run_config", "names_in", "steps_done"]
+           "checkpoint_steps", "files_of_run", "has_checkpoint", "has_ended", "load_run_config", "names_in", "steps_done"]
 
 CONFIG_FORMAT = "pase_mtf.run"
 CONFIG_VERSION = 1
@@ -26,6 +26,7 @@ _PATTERN = "[\\"
 """What no path of a checkpoint may hold: TensorFlow writes there, and looks for a pattern when it reads."""
 
 _CONFIG = "config.json"
+_SUMMARY = "summary.json"
 LOCK = ".running.lock"
 """What a run holds as long as it writes there."""
 
@@ -53,6 +54,11 @@ def check_new_folder(path: str | None) -> None:
 
 def _is_pattern(path: str) -> bool:
     return any(mark in path for mark in _PATTERN)
+
+
+def files_of_run(folder: str) -> tuple[str, str]:
+    """The files that tell what a run measured, and of what: summary.json and config.json."""
+    return os.path.join(folder, _SUMMARY), os.path.join(folder, _CONFIG)
 
 
 def load_run_config(folder: str) -> dict[str, Any]:
@@ -142,7 +148,7 @@ def steps_done(folder: str, untold: int = 0) -> int:
 def _summary(folder: str) -> dict[str, Any]:
     """What summary.json says; nothing where there is none, or something else."""
     try:
-        with open(os.path.join(folder, "summary.json"), encoding="utf-8") as file:
+        with open(os.path.join(folder, _SUMMARY), encoding="utf-8") as file:
             found = json.load(file)
     except (OSError, ValueError, RecursionError):
         return {}

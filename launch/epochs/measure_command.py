@@ -12,10 +12,10 @@ from tqdm import tqdm
 from pase_mtf import models
 from pase_mtf.epochs.curve import EpochCurve
 from pase_mtf.epochs.report import epochs_text, range_text
+from pase_mtf.files import check_outputs
 from pase_mtf.launch.console import INTERRUPTED
 from pase_mtf.launch.data import open_data
 from pase_mtf.launch.epochs.measure import RunFile, Settings, measure
-from pase_mtf.launch.epochs.options import new_file
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.plan import check_packages
 from pase_mtf.models.presets import load_config
@@ -34,6 +34,8 @@ def run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
       PaseError: what a user can cause.
     """
     check_packages()
+    check_outputs({"--output": flags.output}, [("--data", flags.data), ("--preset", flags.preset)],
+                  may_replace=lambda path: True)  # or refused by `RunFile`, which adds to what is there
     config = load_config(flags.model, flags.preset, optimizer=flags.optimizer)
     sizes = dataclasses.asdict(config)
     sizes.pop("seed")
@@ -43,7 +45,6 @@ def run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
         flags.learning_rate or config.learning_rate, flags.rate_batch or config.batch, flags.rule, flags.warmup,
         flags.cap, flags.piece)
     settings.check()
-    new_file("output", flags.output, overwrite=True)
     file = RunFile(flags.output, settings)
     todo = [(batch, seed) for batch in flags.batches for seed in flags.seeds if (batch, seed) not in file.rows]
     if todo:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
@@ -12,7 +11,7 @@ from pase_mtf.epochs.curve import MOST
 from pase_mtf.errors import UsageError, shortened
 from pase_mtf.machine.machine import LOCAL
 
-__all__ = ["new_file", "numbers", "parser"]
+__all__ = ["numbers", "parser"]
 
 _MOST_NUMBERS = 100_000
 _T = TypeVar("_T", int, float)
@@ -63,16 +62,6 @@ def _seeds(text: str) -> list[int]:
     if not all(part.isdecimal() and int(part) < 2 ** 31 for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r}: write whole numbers such as 0,1,2")
     return list(dict.fromkeys(map(int, parts)))
-
-
-def new_file(flag: str, path: str | None, overwrite: bool = False) -> None:
-    """Refuses a file to write that is there already, or whose folder is not (UsageError)."""
-    if path is None:
-        return
-    if os.path.exists(path) and not overwrite:
-        raise UsageError(f"--{flag}={path} exists; choose another name, or add --overwrite")
-    if not os.path.isdir(os.path.dirname(path) or "."):
-        raise UsageError(f"--{flag}={path}: no folder {os.path.dirname(path)!r}; make it, or choose another place")
 
 
 def parser(description: str) -> argparse.ArgumentParser:

@@ -20,10 +20,10 @@ from pase_mtf.epochs.projection import Projection, project_training
 from pase_mtf.epochs.report import projection_text
 from pase_mtf.epochs.step_times import StepTimes
 from pase_mtf.errors import UsageError, nearest
-from pase_mtf.files import write_atomically
+from pase_mtf.files import check_outputs, write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.launch.epochs.options import new_file
 from pase_mtf.launch.interrupts import Interrupts
+from pase_mtf.launch.run_folder import files_of_run
 from pase_mtf.models.presets import load_config
 
 __all__ = ["graph_exporter", "picture_of", "run"]
@@ -43,8 +43,10 @@ def run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
     Raises:
       PaseError: what a user can cause.
     """
-    for name in ("json", "plot", "save_steps"):
-        new_file(name, getattr(flags, name), flags.overwrite)
+    check_outputs({f"--{name}": getattr(flags, name) for name in ("json", "plot", "save_steps")},
+                  [*((f"--{name}", getattr(flags, name)) for name in ("curve", "steps", "preset", "machine")),
+                   *(("--run", file) for folder in flags.run for file in files_of_run(folder))],
+                  may_replace=lambda path: flags.overwrite, otherwise=", or add --overwrite")
     if flags.plot is not None:
         _check_picture(flags.plot)
     curve = EpochCurve.load(flags.curve)

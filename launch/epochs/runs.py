@@ -9,7 +9,7 @@ from typing import Any
 from pase_mtf.epochs.step_times import StepTimes
 from pase_mtf.errors import UsageError, shortened
 from pase_mtf.files import read_json
-from pase_mtf.launch.run_folder import CONFIG_FORMAT, CONFIG_VERSION
+from pase_mtf.launch.run_folder import CONFIG_FORMAT, CONFIG_VERSION, files_of_run
 from pase_mtf.launch.summary import Summary, read_summary
 
 __all__ = ["steps_of_runs"]
@@ -36,7 +36,7 @@ def steps_of_runs(folders: Sequence[str], worker_batch: int) -> StepTimes:
     seconds: dict[tuple[int, int], float] = {}
     first: tuple[Summary, dict[str, Any] | None] | None = None
     for folder in folders:
-        summary, sizes = read_summary(os.path.join(folder, "summary.json")), _sizes(folder)
+        summary, sizes = read_summary(files_of_run(folder)[0]), _sizes(folder)
         first = first or (summary, sizes)
         if (apart := _apart((summary, sizes), first)) is not None:
             raise UsageError(f"--run={folder}: its steps are those of {apart[0]}, those of {folders[0]} of "
@@ -51,7 +51,7 @@ def steps_of_runs(folders: Sequence[str], worker_batch: int) -> StepTimes:
 
 def _sizes(folder: str) -> dict[str, Any] | None:
     """The sizes of the model of a run, by config.json; None: that is not there, or does not tell them."""
-    path = os.path.join(folder, "config.json")
+    path = files_of_run(folder)[1]
     if not os.path.exists(path):
         return None
     sizes = read_json(path, CONFIG_FORMAT, CONFIG_VERSION).get("model_config")

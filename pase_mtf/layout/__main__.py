@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -14,7 +13,7 @@ from pase_mtf._early_signals import give_back
 from pase_mtf.amounts import parse_bytes
 from pase_mtf.calibration.load import are_measured, is_kernel_file
 from pase_mtf.errors import PaseError, UsageError, nearest
-from pase_mtf.files import write_atomically
+from pase_mtf.files import check_outputs, write_atomically
 from pase_mtf.flag_text import flag_text
 from pase_mtf.layout.formats import FORMATS
 from pase_mtf.layout.named import named_function
@@ -108,11 +107,9 @@ def _run(arguments: Sequence[str]) -> Layout:
                    "leave out --prices=measured")
         raise UsageError(f"--explain is for roofline prices; leave it out, or {instead}")
     parse_bytes(_FLAGS.memory_limit)  # before the program is built
-    if _FLAGS.output and os.path.exists(_FLAGS.output) and not _FLAGS.overwrite:
-        raise UsageError(f"--output={_FLAGS.output} exists; choose another name, or add --overwrite")
-    if _FLAGS.output and not os.path.isdir(os.path.dirname(_FLAGS.output) or os.curdir):
-        raise UsageError(f"--output={_FLAGS.output}: no folder {os.path.dirname(_FLAGS.output)!r}; make it first, or "
-                         "name another")
+    check_outputs({"--output": _FLAGS.output},
+                  [("--graph", (_FLAGS.graph or "").rpartition(":")[0]), ("--machine", _FLAGS.machine)],
+                  may_replace=lambda path: _FLAGS.overwrite, otherwise=", or add --overwrite")
     fixed, together = _fixed(_FLAGS.fix)
     if not 0 <= _FLAGS.alternatives <= _MOST_ALTERNATIVES:
         raise UsageError(f"--alternatives={_FLAGS.alternatives}: give a number from 0 to {_MOST_ALTERNATIVES}")
@@ -146,7 +143,7 @@ def main(argv: Sequence[str]) -> int:
         # What the program prints while it builds its graph is not the answer.
         with contextlib.redirect_stdout(sys.stderr):
             found = _run(argv[end + 1:])
-        if _FLAGS.output:
+        if _FLAGS.output is not None:
             write_atomically(_FLAGS.output, found.format(_FLAGS.format))
         else:
             sys.stdout.write(found.format(_FLAGS.format))

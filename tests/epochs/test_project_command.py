@@ -40,7 +40,7 @@ def curve(tmp_path):
     (["project", "--curve={curve}", "--run=nowhere", "--worker_batch=8"], "nowhere"),
     (["project", "--curve={curve}", "--plot=x.gif"], "gif"),
     (["project", "--curve={curve}", "--json=no/x.json"], "no folder"),
-    (["project", "--curve={curve}", "--json={curve}"], "exists"),
+    (["project", "--curve={curve}", "--json={curve}"], "is read for --curve"),
     (["project", "--curve={curve}", "--batch_scale=-1"], "not above 0"),
     (["project", "--curve={curve}", "--batch_scale=1e308"], "factor"),
     (["measure", "--model=alexnet", "--output=x.csv"], "--target"),
@@ -108,3 +108,24 @@ def test_a_model_is_priced_on_a_machine(curve, tmp_path, capsys):
     assert StepTimes.load(kept).worker_batch == 16
     assert main([*flags, f"--steps={kept}"]) == 0  # the same, from the file
     assert capsys.readouterr().out.splitlines()[2:6] == out.splitlines()[2:6]
+
+
+@pytest.mark.parametrize(("flags", "says"), [
+    (["--json={curve}"], "is read for --curve"), (["--save_steps={steps}"], "is read for --steps"),
+    (["--json=same.svg", "--plot=same.svg"], "--plot=same.svg is the file of --json as well"),
+    (["--json=same.json", "--save_steps=./same.json"], "is the file of --json as well"), (["--json=."], "is a folder"),
+    (["--json={run}/summary.json", "--run={run}"], "is read for --run")])
+def test_what_is_read_is_never_replaced(curve, tmp_path, monkeypatch, capsys, flags, says):
+    """Nor does one of two outputs get lost, whatever may be overwritten."""
+    monkeypatch.chdir(tmp_path)
+    steps, run = tmp_path / "steps.csv", tmp_path / "run"
+    steps.write_text("workers,ways,seconds\n1,1,1\n2,1,1\n4,1,1\n")
+    run.mkdir()
+    (run / "summary.json").write_text("{}")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    given = [flag.format(curve=curve, steps=steps, run=run) for flag in flags]
+    assert main(["project", f"--curve={curve}", f"--steps={steps}", "--worker_batch=8", "--overwrite", *given]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -208,7 +208,9 @@ def test_a_mistake_beside_the_answer_does_not_cost_it(program, capsys):
 
 
 @pytest.mark.parametrize(("flags", "message", "code"), [
-    (["--mesh=8", "--graph={}", "--output=nowhere/layout.txt"], "no folder 'nowhere'", 2),
+    (["--mesh=8", "--graph={}", "--output=nowhere/layout.txt"], "no folder nowhere", 2),
+    (["--mesh=8", "--graph=their_program.py:build_graph", "--output=their_program.py", "--overwrite"],
+     "is read for --graph", 2),
     ([], "--mesh is missing", 2),
     (["--mesh=8"], "--graph is missing", 2),
     (["--mesh=x", "--graph={}"], "--mesh=x: not a number", 2),
