@@ -87,8 +87,8 @@ def table_for(path: str | os.PathLike[str], devices: int) -> KernelTimes:
     tables = {times.on["devices"]: times for times in load_tables(path)}
     if devices not in tables:
         raise UsageError(f"{path}: holds kernels of {' and of '.join(map(str, sorted(tables)))} devices, not of "
-                         f"{devices}; measure them there (python -m pase_mtf.calibration --mesh={devices}), or take as "
-                         "many")
+                         f"{devices}; measure them there (python -m pase_mtf.calibration --model=NAME --mesh={devices} "
+                         f"--save={os.fspath(path)}; --graph=MODULE:FUNCTION of your own program), or take as many")
     if tables[devices].on["kind"] != "cpu":
         raise UsageError(f"{path}: holds kernels of {tables[devices].on['kind'].upper()}s, and only those of devices "
                          "that share cores price a step; take a data sheet")

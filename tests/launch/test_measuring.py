@@ -105,12 +105,16 @@ def test_what_the_file_does_not_tell_is_estimated_and_said(measured, launch):
     assert "above the optimum" in out
 
 
-def test_a_file_of_other_devices(measured, launch):
+def test_a_file_of_other_devices(measured, launch, preset):
     path, _, _ = measured
     code, _, out, err = launch(f"--machine={path}", "--mesh=4", "--search_only")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert "holds kernels of 2 devices, not of 4" in err
+    # The command that it names does that, with a name, and the file has both then.
+    told = err[err.index("python -m pase_mtf.calibration ") + 31:err.index("; --graph=MODULE:FUNCTION")].split()
+    assert main([flag.replace("NAME", "alexnet") for flag in told] + [f"--preset={preset}"]) == 0
+    assert [times.on["devices"] for times in load_tables(path)] == [2, 4]
 
 
 def _interrupted(whole):
