@@ -13,7 +13,7 @@ from pase_mtf.search.elimination import Plan
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import pack
 from pase_mtf.search.pase import solve_by_plan
-from pase_mtf.search.registry import Progress, Solution, register
+from pase_mtf.search.registry import Solution, register
 
 __all__ = ["breadth_first_order", "search_breadth_first"]
 
@@ -59,8 +59,7 @@ def _frontier_plan(domains: Sequence[int], edges: Sequence[tuple[int, int]], ord
 
 
 @register("breadth_first")
-def search_breadth_first(network: CostNetwork, *, time_limit: float | None = None, gap: float = 0.0,
-                         progress: Progress | None = None, memory: float | None = None) -> Solution:
+def search_breadth_first(network: CostNetwork, *, memory: float | None = None) -> Solution:
     """Arguments, result and errors as for `search_pase`."""
     packed = pack(network.normalized())
     edges = sorted(set(packed.pairs))

@@ -181,9 +181,11 @@ def _ours(method: str) -> Callable[[CostNetwork, float], dict[str, Any]]:
     def run(network: CostNetwork, limit: float, **options: Any) -> dict[str, Any]:
         if method == "exact":
             options["certificate"] = False
-        elif method in ("pase", "breadth_first"):
+        if method in ("pase", "breadth_first"):  # which cannot stop early
             options["memory"] = _MOST_BYTES - (2 << 30)  # what else the process needs
-        solution = solve(network, method, time_limit=limit, **options)
+        else:
+            options["time_limit"] = limit
+        solution = solve(network, method, **options)
         return {"cost": solution.cost, "lower_bound": solution.lower_bound, "optimal": solution.optimal,
                 "history": [list(point) for point in solution.statistics.get("history", ())],
                 "statistics": {key: value for key, value in solution.statistics.items()

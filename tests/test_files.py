@@ -1,4 +1,4 @@
-"""What a command writes is checked before it computes: never in place of what it reads, or of what it writes besides."""
+"""What a command writes is checked before it computes: never in place of what it reads, nor of what else it writes."""
 
 import pytest
 

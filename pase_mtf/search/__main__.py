@@ -26,8 +26,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"Methods: {', '.join(methods())}.")
     parser.add_argument("file", nargs="?", help="the network, as CostNetwork.save writes it")
     parser.add_argument("--method", default="exact", help="which search (default: %(default)s)")
-    parser.add_argument("--time_limit", type=float, help="seconds after which to stop with what is known")
-    parser.add_argument("--gap", type=float, default=0.0, help="relative gap at which to stop (default: prove it)")
+    parser.add_argument("--time_limit", type=float, help="seconds after which to stop with what is known (not pase)")
+    parser.add_argument("--gap", type=float, default=0.0, help="relative gap at which to stop (exact; default: none)")
     parser.add_argument("--search_memory", type=float,
                         help="bytes that the search may hold beside the network (exact, k_best; default: 2 GiB)")
     parser.add_argument("--memory_limit", type=float,

@@ -19,9 +19,13 @@ _BLOCK = 1 << 16
 
 
 @register("brute_force")
-def brute_force(network: CostNetwork, *, time_limit: float | None = None, gap: float = 0.0,
-                progress: Progress | None = None) -> Solution:
+def brute_force(network: CostNetwork, *, time_limit: float | None = None, progress: Progress | None = None) -> Solution:
     """Tries everything. Looks at the network as it stands: shares no code with the other searches.
+
+    Args:
+      network: what to minimise.
+      time_limit: seconds after which it stops with the best so far.
+      progress: called after every block of assignments.
 
     Returns:
       the solution; of equally cheap assignments the first in lexicographic order.

@@ -159,14 +159,13 @@ def cheapest(network: CostNetwork, budget: Budget | None = None) -> Iterator[tup
 
 
 @register("k_best")
-def search_k_best(network: CostNetwork, *, time_limit: float | None = None, gap: float = 0.0,
-                  progress: Progress | None = None, k: int = 10, search_memory: float = SEARCH_MEMORY) -> Solution:
+def search_k_best(network: CostNetwork, *, time_limit: float | None = None, progress: Progress | None = None,
+                  k: int = 10, search_memory: float = SEARCH_MEMORY) -> Solution:
     """The k cheapest distinct assignments.
 
     Args:
       network: what to minimise.
       time_limit: seconds, after which those found so far are returned (they are the cheapest, in order).
-      gap: not used.
       progress: called after each.
       k: how many; fewer come back where fewer are finite.
       search_memory: bytes for the search and what it returns; once they are used up, those found so far are returned.

@@ -12,7 +12,7 @@ from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.search.elimination import Plan, eliminate, plan_elimination
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import Packed, pack
-from pase_mtf.search.registry import Progress, Solution, register
+from pase_mtf.search.registry import Solution, register
 
 __all__ = ["generate_sequence", "search_pase", "solve_by_plan"]
 
@@ -86,15 +86,11 @@ def solve_by_plan(network: CostNetwork, packed: Packed, plan: Plan, name: str, m
 
 
 @register("pase")
-def search_pase(network: CostNetwork, *, time_limit: float | None = None, gap: float = 0.0,
-                progress: Progress | None = None, memory: float | None = None) -> Solution:
-    """PaSE's dynamic program in the order of GenerateSeq.
-
-    It cannot stop early: time_limit, gap and progress have no effect.
+def search_pase(network: CostNetwork, *, memory: float | None = None) -> Solution:
+    """PaSE's dynamic program in the order of GenerateSeq. It cannot stop early, nor tell how far it is.
 
     Args:
       network: what to minimise.
-      time_limit, gap, progress: not used.
       memory: bytes the tables may take; what is free if not given.
 
     Returns:

@@ -71,7 +71,8 @@ def register(name: str) -> Callable[[Callable[..., Solution]], Callable[..., Sol
     """Decorator: makes a search known to `solve` under a name.
 
     It is called as search(network, time_limit=seconds or None, gap=relative gap to stop at, progress=callable or None,
-    **options) and returns a Solution; `solve` validates the network first and sets `seconds`.
+    **options) and returns a Solution; `solve` validates the network first and sets `seconds`. Keywords that do not
+    count for it are none of its parameters: a caller who sets a time limit or a gap is told so then.
 
     Raises:
       UsageError: the name is taken.
@@ -97,9 +98,9 @@ def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | No
     Args:
       network: what to minimise.
       method: a name of `methods()`.
-      time_limit: seconds after which the search returns the best it has, with an honest gap (searches that cannot
-        stop early say so in their docstring). None: no limit.
-      gap: relative gap at which an exact search may stop.
+      time_limit: seconds after which the search returns the best it has, with an honest gap; of searches that can stop
+        early. None: no limit.
+      gap: relative gap at which the search may stop; of searches that have a bound before they are done.
       progress: told how the search is getting on. True: shows a progress bar once that takes more than a second.
       **options: of that method; see its docstring.
 
@@ -120,15 +121,17 @@ def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | No
     network.validate()
     function = _METHODS[method]
     known = _options(function)
-    for name in options:
+    given = [*options, *(["time_limit"] if time_limit is not None else []), *(["gap"] if gap else [])]
+    for name in given:
         if known is not None and name not in known:
             raise UsageError(f"search {method!r} has no option {name!r}; {nearest(name, known)}")
     if options.get("initial") is not None:  # what searches that begin with an assignment call it
         network.cost(cast(Sequence[int], options["initial"]))  # says what is wrong with it
     with ProgressBar() as bar:
         told = (bar if progress else None) if isinstance(progress, bool) else progress
-        # What the checks took is part of it.
-        solution = function(network, time_limit=budget.time_limit(), gap=gap, progress=told, **options)
+        common = {"time_limit": budget.time_limit(), "gap": gap, "progress": told}  # what the checks took is part of it
+        options |= {name: value for name, value in common.items() if known is None or name in known}
+        solution = function(network, **options)
     return dataclasses.replace(solution, seconds=time.perf_counter() - start)
 
 

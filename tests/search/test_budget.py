@@ -1,5 +1,6 @@
 """What a search may use: time by a clock of our own, memory by what fits, and depth not at all."""
 
+import functools
 import itertools
 import sys
 import time
@@ -91,6 +92,7 @@ def hungry(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     for name in ("exact", "k_best"):
+        @functools.wraps(registry._METHODS[name])
         def search(network, *, time_limit, plain=registry._METHODS[name], **options):
             now[0] += time_limit
             return plain(network, time_limit=None, **options)

@@ -174,6 +174,22 @@ def test_own_search_can_be_registered(monkeypatch):
     solution = solve(network, "first")
     assert solution.cost == network.cost(solution.assignment)
     assert solution.seconds > 0
+
+    @register("second")
+    def second(network, *, start=0, **options):
+        """Takes whatever there is."""
+        assert options == {"time_limit": None, "gap": 0.5, "progress": None}
+        return first(network)
+    assert solve(network, "second", gap=0.5, start=1).cost == solution.cost
+
+    @register("third")
+    def third(network):
+        """Counts nothing: what is set all the same is refused."""
+        return first(network)
+    assert solve(network, "third", progress=True).cost == solution.cost
+    for option in ({"time_limit": 5.0}, {"gap": 0.1}, {"seed": 1}):
+        with pytest.raises(UsageError, match=f"'third' has no option '{next(iter(option))}'"):
+            solve(network, "third", **option)
     with pytest.raises(UsageError, match="exists already"):
         register("first")(first)
 
