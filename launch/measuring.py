@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 import statistics
 import sys
 import time
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 __all__ = ["main", "parse"]
 
 _MOST_SECONDS = 1e7
+_OF_MODELS = ("preset", "batch", "optimizer")
+_OF_MEASURING = (*_OF_MODELS, "seconds", "prove", "recalibrate")
+"""Flags that count where something is measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,8 +147,12 @@ def parse(arguments: Sequence[str]) -> Request:
     if not (named or graphs or request.save or request.listing):
         raise UsageError("nothing to measure; name --model or --graph, or say --list or --save (--help lists the "
                          "flags)")
-    if not (named or graphs) and request.recalibrate:
-        raise UsageError("--recalibrate: names nothing to measure; add --model or --graph")
+    for name in () if named or graphs else _OF_MEASURING:
+        if chosen[name] not in (None, False):
+            raise UsageError(f"--{name}: names nothing to measure; add --model or --graph")
+    for name in () if named else _OF_MODELS:
+        if chosen[name] is not None:
+            raise UsageError(f"--{name} is of models, and --graph takes a program as it is; add --model, or leave it out")
     return request
 
 
@@ -327,7 +335,7 @@ def _in_it_alone(path: str, tables: Sequence[KernelTimes]) -> dict[int, int]:
 
 
 def _list(request: Request) -> None:
-    kept = _kept(request)
+    kept = [(path, times) for path, times in _kept(request) if os.path.exists(path)]
     for path, times in kept:
         on = times.on
         print(f"{on['devices']} {on['kind']} devices on {on['cores']:g} cores of {on['processor']}, TensorFlow "
@@ -342,7 +350,11 @@ def _list(request: Request) -> None:
         where = " ".join(str(told[name]) for name in ("devices", "kind", "processor", "host", "tensorflow")
                       if name in told) or "of an earlier version"
         print(f"not read here, measured under other circumstances ({where}): {len(times)} kernels in {path}")
-    if not kept and not others:
+    known = {times.on["devices"] for _, times in kept}
+    for devices in dict.fromkeys(mesh.devices for mesh in request.meshes):
+        if devices not in known:
+            print(f"no kernel times of {devices} devices are kept")
+    if not (kept or others or request.meshes):
         print("no kernel times are kept")
 
 

@@ -248,6 +248,10 @@ def test_programs_of_ones_own(cache_dir, timed_kernels, tmp_path, capsys):
     ([], "nothing to measure"), (["--model=alexnett"], "did you mean 'alexnet'?"), (["--modle=alexnet"], "model"),
     (["--model=alexnet", "--mesh=0"], "fewer than one device"), (["--model=alexnet", "--seconds=-1"], "--seconds=-1"),
     (["--model=alexnet", "--seconds=nan"], "--seconds=nan"), (["--recalibrate", "--list"], "names nothing to measure"),
+    (["--list", "--seconds=3"], "--seconds: names nothing to measure; add --model or --graph"),
+    (["--list", "--mesh=5", "--prove"], "--prove: names nothing to measure"),
+    (["--save=mine.json", "--batch=7"], "--batch: names nothing to measure"),
+    (["--graph=no.py:build", "--preset=tiny"], "--preset is of models"),
     (["--model=alexnet", "--preset=tinny"], "did you mean 'tiny'?"), (["more"], "'more' is no flag"),
     (["--model=alexnet", "--batch=0"], "must be at least 1"), (["--graph=nonsense"], "not module:function"),
     (["--save=mine.json"], "no kernels are kept of this machine"), (["--save=/no/such/mine.json"], "no such folder")])
@@ -279,6 +283,8 @@ def test_what_is_kept_of_other_circumstances(measured, monkeypatch, capsys):
 def test_no_kernels(cache_dir, capsys):
     assert main(["--list"]) == 0
     assert capsys.readouterr().out == "no kernel times are kept\n"
+    assert main(["--list", "--mesh=11,rows:11"]) == 0
+    assert capsys.readouterr().out == "no kernel times of 11 devices are kept\n"
 
 
 def test_the_command(tmp_path):
