@@ -30,6 +30,7 @@ from tabulate import tabulate
 
 from pase_mtf import models
 from pase_mtf.calibration.cache import fingerprint_of_kernels, kernel_tables, kernels_path
+from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.launch.command_line import read_flags
 from pase_mtf.launch.console import INTERRUPTED, exit_code_of
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["main", "parse"]
 
 _MOST_SECONDS = 1e7
+_REFERENCE_SECONDS = 10.0  # that they have in any case; of eight devices they take one or two
 _OF_MODELS = ("preset", "batch", "optimizer")
 _OF_MEASURING = (*_OF_MODELS, "seconds", "prove", "recalibrate")
 """Flags that count where something is measured."""
@@ -110,8 +112,9 @@ def _flag_values() -> flags.FlagValues:
     flags.DEFINE_string("preset", None, "Sizes of the models, as of the launcher.", flag_values=values)
     flags.DEFINE_integer("batch", None, "Examples per step; default: the preset's.", flag_values=values)
     flags.DEFINE_string("optimizer", None, "As of the launcher; default: the preset's.", flag_values=values)
-    flags.DEFINE_float("seconds", None, "How long all of it may take; default: until it is done. What is not measured "
-                       "then is the next run's.", flag_values=values)
+    flags.DEFINE_float("seconds", None, "How long all of it may take, but that the reference kernels of every number "
+                       f"of devices, by which others are estimated, have {_REFERENCE_SECONDS:.0f}; default: until it "
+                       "is done. What is not measured then is the next run's.", flag_values=values)
     flags.DEFINE_boolean("prove", False, "Go on until no other strategy can be cheaper: most kernels of most "
                          "configurations, which takes long.", flag_values=values)
     flags.DEFINE_boolean("recalibrate", False, "Measure again what is kept for these numbers of devices.",
@@ -152,7 +155,7 @@ def parse(arguments: Sequence[str]) -> Request:
             raise UsageError(f"--{name}: names nothing to measure; add --model or --graph")
     for name in () if named else _OF_MODELS:
         if chosen[name] is not None:
-            raise UsageError(f"--{name} is of models, and --graph takes a program as it is; add --model, or leave it out")
+            raise UsageError(f"--{name} is of models, and a --graph is built as it is; add --model, or leave it out")
     return request
 
 
@@ -171,8 +174,9 @@ def run(request: Request, interrupts: Interrupts) -> int:
             whole = _measure(request, plans, meters)
         except KeyboardInterrupt:
             code, whole = interrupts.exit_code or INTERRUPTED, False
-            lost = sum(meter.unkept for meter in meters.values())
-            print(f"interrupted; {lost} kernels that were measured are not kept" if lost else
+            measured, lost = (sum(getattr(meter, name) for meter in meters.values()) for name in ("measured", "unkept"))
+            print("interrupted before anything was measured" if not measured else
+                  f"interrupted; {lost} kernels that were measured are not kept" if lost else
                   "interrupted; what was measured is kept, and the same command"
                   f"{' without --recalibrate' * request.recalibrate} goes on from there", file=sys.stderr)
     if request.listing:
@@ -189,9 +193,8 @@ def _measure(request: Request, plans: Sequence[Plan], meters: dict[int, KernelMe
     Returns:
       Whether no program's seconds were over before all of it was measured.
     """
-    # They load numba.
-    from pase_mtf.calibration.meter import KernelMeter
-    from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels
+    # It loads numba.
+    from pase_mtf.strategy.by_kernels import Telling, prices_by_kernels
     end = time.monotonic() + request.seconds
     share = end
 
@@ -210,11 +213,12 @@ def _measure(request: Request, plans: Sequence[Plan], meters: dict[int, KernelMe
             tell = Telling(f"{name} on {mesh.devices} devices ({number} of {total})")
             tell("export: the program is built")
             with export() as (program, graph):
-                if mesh.devices not in meters:  # once, however many meshes: --recalibrate begins anew with each
-                    kernels = kernel_times("local", mesh.devices, again=request.recalibrate,
-                                           tell=Telling(f"{mesh.devices} devices"))
-                    assert isinstance(kernels, KernelMeter)
-                    meters[mesh.devices] = kernels
+                if not _references(request, mesh.devices, meters, left):
+                    print(f"{name} on {mesh.devices} devices: not searched, as the time was over when "
+                          f"{len(meters[mesh.devices].times)} kernels were timed, and not all reference kernels; give "
+                          "more --seconds, or take fewer devices", flush=True)
+                    whole = False
+                    continue
                 prices = prices_by_kernels(program, graph, meters[mesh.devices], tell)
                 for line in _fill(prices, graph, mesh, left, request.prove, tell):
                     print(f"{name} on {mesh.devices} devices: {line}", flush=True)
@@ -223,8 +227,28 @@ def _measure(request: Request, plans: Sequence[Plan], meters: dict[int, KernelMe
     return whole
 
 
+def _references(request: Request, devices: int, meters: dict[int, KernelMeter], left: Callable[[], float]) -> bool:
+    """Times the reference kernels of a number of devices, unless that was done for another program.
+
+    Returns:
+      Whether all are known that can be: without them nothing can be said of other kernels.
+    """
+    # They load numba.
+    from pase_mtf.calibration.meter import KernelMeter
+    from pase_mtf.strategy.by_kernels import Telling, time_references
+    tell, seconds = Telling(f"{devices} devices"), left()
+    if devices not in meters:  # once, however many meshes: --recalibrate begins anew with each
+        meters[devices] = KernelMeter(devices, again=request.recalibrate, note=tell.note)
+        seconds = max(seconds, _REFERENCE_SECONDS)
+    elif not meters[devices].missing(REFERENCES):
+        return True
+    return time_references(meters[devices], tell, seconds)
+
+
 def _kept_text(meter: KernelMeter) -> str:
     """What is known now, and where."""
+    if not len(meter.times):
+        return f"no kernels of {meter.devices} devices are known"
     known = f"{len(meter.times)} kernels of {meter.devices} devices are"
     return f"{known} known, {meter.unkept} of them not kept" if meter.unkept else f"{known} kept in {meter.path}"
 
@@ -306,7 +330,7 @@ def _of_today(times: KernelTimes) -> bool:
 def _save(request: Request, meters: Mapping[int, KernelMeter], whole: bool) -> None:
     """Saves what is kept and what was measured now, which there may have been no place to keep for; unless the file
     holds what would be lost, as not the whole was measured."""
-    known = {str(meter.path): meter.times_to_save() for meter in meters.values()}
+    known = {str(meter.path): meter.times_to_save() for meter in meters.values() if meter.measured}
     tables = [found for path, times in _kept(request) if len(found := known.get(path, times))]
     if not tables:
         counts = ",".join(str(mesh.devices) for mesh in request.meshes) or "8"

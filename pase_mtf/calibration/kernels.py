@@ -107,7 +107,7 @@ class KernelTimer:
 
         Args:
           kernels: those to time, the most important ones first.
-          seconds: no batch is begun after so many.
+          seconds: nothing more is begun after so many; a batch that was is finished.
           progress: called with the number of kernels that are done with, after each batch.
 
         Yields:
@@ -116,6 +116,8 @@ class KernelTimer:
         begin = time.perf_counter()
         if self._shared and self._tiny is None:
             for _ in range(_SESSIONS - len(_dispatches.get(self._devices, ()))):
+                if time.perf_counter() - begin >= seconds:  # of many devices, one takes seconds
+                    return
                 _Bench(self._devices, self._shared, {}).measure([])
         for batch in self._batches([kernel for kernel in kernels if kernel not in self.failed]):
             if time.perf_counter() - begin >= seconds:

@@ -101,23 +101,32 @@ class KernelMeter:
         """Bytes that one of the devices may hold, of those that share this computer's memory."""
         return memory_bytes() / self.devices
 
-    def start(self, progress: Callable[[int], object] = lambda count: None) -> None:
+    def start(self, seconds: float = np.inf, progress: Callable[[int], object] = lambda count: None) -> bool:
         """Times the reference kernels: for the first time, or to see whether what is kept still holds.
 
         Where they agree that they are off, by more than 15 % in the median, and go on to say so for a few seconds, the
         times of this run are scaled by as much, and what it measures is kept as what it would have taken before: all
         that a file holds is of one and the same speed. Where they disagree, or one look with the next, somebody else
         uses the machine, and what is kept holds.
+
+        Args:
+          seconds: nothing more is begun after so many. What is not kept yet is timed first, so that the next run, which
+            may have as few, gets on from there.
+          progress: called with the number of kernels that are done with.
+
+        Returns:
+          Whether all are known that can be.
         """
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
         if load > _BUSY * cores():
             self._note(f"the machine is busy (load {load:.1f} on {cores():g} cores): times may be too long")
-        found = self._time(REFERENCES, np.inf, progress)
+        found = self._time(sorted(REFERENCES, key=self.times.__contains__), seconds, progress, references=True)
         kept = {kernel: timing.seconds for kernel in REFERENCES if (timing := self.times.get(kernel))}
         self._compare({kernel: found[kernel].seconds for kernel in self.telling if kernel in found})
         new = {kernel: timing for kernel, timing in found.items() if kernel not in kept}
         self.times.update(new)
         self._keep(new)
+        return not self.missing(REFERENCES)
 
     def _compare(self, found: dict[Kernel, float]) -> None:
         """Scales what is kept by how much longer the reference kernels take now, where they agree on that."""
@@ -178,32 +187,35 @@ class KernelMeter:
         """
         return len(self._time(self.missing(kernels), seconds, progress))
 
-    def _time(self, kernels: Sequence[Kernel], seconds: float,
-              progress: Callable[[int], object]) -> dict[Kernel, Timing]:
+    def _time(self, kernels: Sequence[Kernel], seconds: float, progress: Callable[[int], object], *,
+              references: bool = False) -> dict[Kernel, Timing]:
         if not kernels:
             return {}
         from pase_mtf.calibration.kernels import KernelTimer  # TensorFlow takes seconds to import
         asked, found = time.perf_counter(), dict[Kernel, Timing]()
         expected = self.times.estimate if self.kind == "gpu" and len(self.times) else None
         tiny = self.times.get(TINY)
-        best = {} if kernels is REFERENCES else self.telling  # those tell how fast the machine is: as they are now
+        best = {} if references else self.telling  # those tell how fast the machine is: as they are now
         timer = KernelTimer(self.devices, self.kind, expected, tiny=tiny.seconds if tiny else None, best=best)
         with measuring_alone(lambda: print("kernels are timed by another run, which is waited for",
                                            file=sys.stderr)) as waited:
             begin, wanted = time.perf_counter(), kernels
             if waited and not self._again:
                 self._read_again()
-                if kernels is not REFERENCES:  # those are looked at once more in any case
+                if not references:  # those are looked at once more in any case
                     wanted = self.missing(kernels)
                     progress(len(kernels) - len(wanted))
+            # Each batch at once: who interrupts the next keeps it. But reference kernels tell first how much slower the
+            # machine is than that of what is kept, where there is any.
+            at_once = not (references and self.telling)
             for batch in timer.time(wanted, seconds - (begin - asked), progress):
                 found.update(batch)
-                if kernels is not REFERENCES:
-                    self.times.update(batch)  # each at once: who interrupts the next keeps it
+                self.measured += len(batch)
+                if at_once:
+                    self.times.update(batch)
                     self._keep(batch)
         self.failed.update(timer.failed)
         self.disturbed += timer.disturbed
-        self.measured += len(found)
         self.spent += time.perf_counter() - begin
         return found
 

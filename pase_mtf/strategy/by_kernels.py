@@ -5,6 +5,7 @@ Either the devices at hand measure them, when a search asks, or a file tells wha
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -19,7 +20,7 @@ from pase_mtf.errors import UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.strategy.measured import MeasuredPrices
 
-__all__ = ["Telling", "kernel_times", "kernels_of", "prices_by_kernels"]
+__all__ = ["Telling", "kernel_times", "kernels_of", "prices_by_kernels", "time_references"]
 
 _EVERY = 3.0  # seconds
 
@@ -72,10 +73,24 @@ def kernel_times(machine: GivenMachine, devices: int, kind: str = "cpu", *, agai
     if kind != "cpu":
         raise UsageError("measured prices are those of CPUs only; take roofline prices, or devices of kind cpu")
     meter = KernelMeter(devices, kind, again=again, note=tell.note)
+    time_references(meter, tell)
+    return meter
+
+
+def time_references(meter: KernelMeter, tell: Telling, seconds: float = math.inf) -> bool:
+    """Times the reference kernels of the machine at hand.
+
+    Args:
+      meter: that keeps them.
+      tell: is told so.
+      seconds: of `KernelMeter.start`.
+
+    Returns:
+      Whether all are known that can be.
+    """
     tell(f"kernels: {len(meter.times)} are known, kept in {meter.path}")
     tell(f"reference kernels: {len(REFERENCES)} are timed")
-    meter.start()
-    return meter
+    return meter.start(seconds)
 
 
 def kernels_of(program: object, graph: ComputationGraph) -> KernelSource:

@@ -256,6 +256,17 @@ def test_kernels_are_measured_once_and_kept(cache_dir, timed):
         KernelMeter(0)
 
 
+def test_a_clock_that_has_run_out_begins_nothing(monkeypatch):
+    """Of a thousand devices each look takes seconds, also those at what it takes to dispatch a node."""
+    looked = []
+    monkeypatch.setattr(timing._Bench, "measure", lambda self, kernels: looked.append(kernels) or {})
+    monkeypatch.setattr(timing, "_dispatches", {})
+    assert not list(timing.KernelTimer(3).time(REFERENCES, 0.0))
+    assert not looked
+    assert len(list(timing.KernelTimer(3).time(REFERENCES))) == 1
+    assert len(looked) > 1
+
+
 def test_a_machine_that_became_slower(cache_dir, timed):
     seconds, _ = timed
     first = KernelMeter(4)

@@ -144,6 +144,63 @@ def test_interrupted_it_keeps_what_was_measured(cache_dir, timed_kernels, preset
 
 
 @pytest.fixture
+def many_devices(timed_kernels, monkeypatch):
+    """Reference kernels take long: three of them within the seconds that they are given."""
+    from pase_mtf.calibration import kernels
+    whole, given = kernels.KernelTimer.time, []
+
+    def time(self, wanted, seconds, progress):
+        if set(wanted) != set(REFERENCES):
+            yield from whole(self, wanted, seconds, progress)
+        else:
+            given.append(seconds)
+            yield from whole(self, wanted[:3], seconds, progress)
+    monkeypatch.setattr(kernels.KernelTimer, "time", time)
+    return given
+
+
+def test_reference_kernels_that_take_long_keep_to_the_seconds(cache_dir, many_devices, timed_kernels, preset, capsys):
+    flags = ["--model=alexnet", f"--preset={preset}", "--mesh=2"]
+    for count in (3, 6, 9):
+        assert main([*flags, "--seconds=1e-9"]) == 0
+        out = capsys.readouterr().out
+        assert (f"alexnet on 2 devices: not searched, as the time was over when {count} kernels were timed, and not "
+                "all reference kernels; give more --seconds, or take fewer devices\n") in out
+        assert "search " not in out
+        assert len(load_times(kernels_path(2))) == count
+    assert len(timed_kernels) == 9 == len(set(timed_kernels))
+    assert all(5.0 < seconds <= 10.0 for seconds in many_devices)
+    assert main([*flags, "--seconds=600"]) == 0
+    assert "alexnet on 2 devices: search " in capsys.readouterr().out
+
+
+def test_interrupted_among_reference_kernels_it_says_what_is_kept(cache_dir, timed_kernels, preset, monkeypatch,
+                                                                  capsys):
+    from pase_mtf.calibration import kernels
+    whole, flags = kernels.KernelTimer.time, ["--model=alexnet", f"--preset={preset}", "--mesh=2"]
+
+    def after_three(self, wanted, seconds, progress):
+        yield from whole(self, wanted[:3], seconds, progress)
+        raise KeyboardInterrupt
+    monkeypatch.setattr(kernels.KernelTimer, "time", after_three)
+    assert main(flags) == 130
+    assert "interrupted; what was measured is kept, and the same command goes on" in capsys.readouterr().err
+    assert len(load_times(kernels_path(2))) == 3
+
+    def at_once(self, wanted, seconds, progress):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(kernels.KernelTimer, "time", at_once)
+    assert main(flags) == 130
+    assert "interrupted before anything was measured\n" in capsys.readouterr().err
+
+    def nothing(self, wanted, seconds, progress):
+        yield from ()
+    monkeypatch.setattr(kernels.KernelTimer, "time", nothing)
+    assert main([*flags[:-1], "--mesh=4", "--seconds=1"]) == 0
+    assert capsys.readouterr().out.endswith("\nno kernels of 4 devices are known\n")
+
+
+@pytest.fixture
 def no_cache(tmp_path, monkeypatch):
     """A place for kernel times that cannot be written to."""
     (tmp_path / "cache").write_text("no folder")
