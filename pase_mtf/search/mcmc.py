@@ -97,8 +97,8 @@ class _Chain:
 
 
 @register("mcmc")
-def search_mcmc(network: CostNetwork, *, time_limit: float | None = None, gap: float = 0.0,
-                progress: Progress | None = None, seed: int = 0, proposals: int | None = None, beta: float = 2000.0,
+def search_mcmc(network: CostNetwork, *, time_limit: float | None = None, progress: Progress | None = None,
+                seed: int = 0, proposals: int | None = None, beta: float = 2000.0,
                 initial: Sequence[int] | None = None) -> Solution:
     """Proposes a random configuration for a random layer, and accepts it with probability
     min(1, exp(beta * (old cost - new cost) / initial cost)).
@@ -109,7 +109,6 @@ def search_mcmc(network: CostNetwork, *, time_limit: float | None = None, gap: f
     Args:
       network: what to minimise.
       time_limit: budget in seconds.
-      gap: not used: the search has no bound.
       progress: called after every block of proposals.
       seed: of the random numbers.
       proposals: budget in proposals.

@@ -54,6 +54,7 @@ def test_methods(arguments, expected, capsys):
     ([str(INSTANCES / "rnnlm_8.npz"), "--time_limit=-1"], "positive"),
     ([str(INSTANCES / "rnnlm_8.npz"), "--method=pase", "--time_limit=1e-6"], "'pase' has no option 'time_limit'"),
     ([str(INSTANCES / "rnnlm_8.npz"), "--method=pase", "--gap=0.5"], "'pase' has no option 'gap'"),
+    ([str(INSTANCES / "rnnlm_8.npz"), "--method=mcmc", "--gap=0.1"], "'mcmc' has no option 'gap'"),
     ([str(INSTANCES / "rnnlm_8.npz"), "--method=k_best", "--gap=0.5"], "'k_best' has no option 'gap'"),
     ([str(INSTANCES / "rnnlm_8.npz"), "--method=k_best", "--k=0"], "at least one"),
     ([str(INSTANCES / "rnnlm_8.npz"), "--method=mcmc", "--proposals=10", "--check"],
