@@ -11,7 +11,8 @@ from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import read_json
 
 __all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "check_folder_taken_up", "check_new_folder",
-           "checkpoint_steps", "files_of_run", "has_checkpoint", "has_ended", "load_run_config", "names_in", "steps_done"]
+           "checkpoint_steps", "files_of_run", "has_checkpoint", "has_ended", "load_run_config", "names_in",
+           "steps_done"]
 
 CONFIG_FORMAT = "pase_mtf.run"
 CONFIG_VERSION = 1
