@@ -6,6 +6,7 @@ Terms that grow with the size of a tensor are first written as sums over tensors
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,9 +14,10 @@ import numpy as np
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.moves import move_seconds
 from pase_mtf.cost.resharding import Reshardings
-from pase_mtf.cost.rows import RowSum, adding_bytes, rows_seconds, travel_as_rows
+from pase_mtf.cost.rows import adding_bytes, rows_seconds, travel_as_rows
 from pase_mtf.cost.signature import FILTER_GRADIENT, MULTIPLYING, PHASES, OperationSignature, TensorBytes, counted
-from pase_mtf.cost.tables import ConfigurationTable
+from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings
+from pase_mtf.graph.all_reduces import ITEMSIZE
 from pase_mtf.machine.machine import NARROW, Machine
 
 __all__ = ["PARTS", "layer_parts", "sum_seconds"]
@@ -90,7 +92,7 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     for entry, times in operations.items():
         for (columns, tensors), gradient in entry.sums_within(on_edges=reshardings.sums_on_edges):
             result[_ALLREDUCE + PHASES.index(entry.phase)] += times * sum_seconds(
-                columns, tensors, entry.row_sum, table, reshardings, gradient=gradient)
+                entry, columns, tensors, table, reshardings, gradient=gradient)
         if entry.move:
             result[_RESHARDING + PHASES.index(entry.phase)] += times * move_seconds(entry.move, table, reshardings)
     return result
@@ -143,22 +145,26 @@ def _transposed(entry: OperationSignature, shares: _Shares) -> _Terms:
 
 
 # -- what crosses between devices -------------------------------------------------------------------------------------
-def sum_seconds(reduced: Sequence[int], tensors: Sequence[TensorBytes], row_sum: RowSum | None,
+def sum_seconds(entry: OperationSignature, reduced: Sequence[int], tensors: Sequence[TensorBytes],
                 table: ConfigurationTable, reshardings: Reshardings, *, gradient: bool) -> np.ndarray:
     """Seconds of combining the partial sums of some tensors within a layer, under each of K configurations.
 
     Args:
+      entry: the operation that makes them.
       reduced: columns of the dims whose split leaves parts.
       tensors: what is summed.
-      row_sum: the one sum, where it is of rows that were looked up.
       table: the configurations.
       reshardings: price what moves, on the machine whose numbers count.
       gradient: these are gradients of weights, which wait for each other and are summed in buckets. What that saves is
         counted as if all of the program were summed over the same devices.
 
     Returns:
-      float64 [K]; of all-reduces, or where fewer elements travel so, of rows that devices give each other.
+      float64 [K]; of all-reduces, or where fewer elements travel so, of rows that devices give each other; or of giving
+      each other what they have found.
     """
+    if entry.gathered:
+        return sum((_gathering_seconds(reduced, tensor, table, reshardings) for tensor in tensors),
+                   np.zeros(len(table.devices)))
     nbytes, whole = np.asarray(sum(size * table.share(columns) for columns, size in tensors)), sum(
         size for _, size in tensors)
     machine = reshardings.machine
@@ -166,7 +172,31 @@ def sum_seconds(reduced: Sequence[int], tensors: Sequence[TensorBytes], row_sum:
     waiting = reshardings.waiting * nbytes / whole if gradient and whole else 0.0
     seconds = allreduce_seconds(nbytes, group_sizes(table, reduced, machine), table.devices, machine,
                                 stock=reshardings.stock, waiting=waiting)
+    row_sum = entry.row_sum
     if row_sum is None or not reshardings.sums_on_edges:
         return seconds
     as_rows = travel_as_rows(row_sum, table)
     return np.where(as_rows, rows_seconds(row_sum, table, reshardings), seconds) if as_rows.any() else seconds
+
+
+def _gathering_seconds(reduced: Sequence[int], tensor: TensorBytes, table: ConfigurationTable,
+                       reshardings: Reshardings) -> np.ndarray:
+    """Seconds in which devices give each other what each has found along some dims, float64 [K].
+
+    What they have found is a tensor with one more dim for each of these, of as many elements as there are parts, which
+    is split as they are; all devices need all of it.
+    """
+    columns, nbytes = tensor
+    held = table.shardings((*columns, *sorted({column for column in reduced if column >= 0})))
+    needed = dataclasses.replace(held, shards=held.shards.copy(), strides=held.strides.copy())
+    needed.shards[:, len(columns):] = needed.strides[:, len(columns):] = 1
+    parts = held.shards[:, len(columns):].prod(axis=1)
+    seconds = np.zeros(len(parts))
+    for count in np.unique(parts[parts > 1]).tolist():
+        some = parts == count
+        source, target = (DistinctShardings(each.devices[some], each.shards[some], each.strides[some],
+                                            np.arange(some.sum(), dtype=np.int32)) for each in (held, needed))
+        pairs = reshardings.seconds(source, target, (count, round(nbytes / ITEMSIZE)), ITEMSIZE)
+        seconds[some] = pairs.diagonal()
+    gathered: np.ndarray = seconds[held.index]
+    return gathered

@@ -20,7 +20,7 @@ from pase_mtf.cost.build import PricedNetwork, network_of
 from pase_mtf.cost.compute import PARTS
 from pase_mtf.cost.moves import move_of
 from pase_mtf.cost.tables import dim_positions
-from pase_mtf.graph.computation_graph import ADDED, ComputationGraph, Layer
+from pase_mtf.graph.computation_graph import ADDED, TOP_K, ComputationGraph, Layer
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
 from pase_mtf.machine.kernels import Kernel, sum_kernel
@@ -288,6 +288,8 @@ def _added_up(layer: Layer, configuration: Configuration) -> Iterator[tuple[str,
 def _sums(layer: Layer, configuration: Configuration) -> Iterator[tuple[str, Kernel, int]]:
     """What adds up the partial sums of a layer."""
     for operation in layer.operations:
+        if operation.role == TOP_K:  # puts together what devices have found by kernels of its own
+            continue
         for dims, outputs in operation.sums:
             members = math.prod(configuration.shards(dim) for dim in set(dims))
             if members > 1:

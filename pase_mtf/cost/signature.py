@@ -18,7 +18,7 @@ from pase_mtf.cost.moves import Move, move_of
 from pase_mtf.cost.rows import RowSum, row_sum_of
 from pase_mtf.cost.tables import dim_positions, positions_of
 from pase_mtf.graph.all_reduces import ITEMSIZE, at_once
-from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
+from pase_mtf.graph.computation_graph import TOP_K, Layer, LayerOperation, Operand
 
 __all__ = ["FILTER_GRADIENT", "MULTIPLYING", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "counted",
            "layer_signature", "layer_signatures", "nameless", "waiting_bytes"]
@@ -53,6 +53,7 @@ class OperationSignature(NamedTuple):
       pending: for every entry of `sums`, whether its sums go over an edge as they are.
       row_sum: of an operation whose one entry of `sums` is of rows that were looked up, that sum; where it is added
         into another first, that one.
+      gathered: its `sums` are no sums: devices get what the others have found, and choose among it.
       transposed: of a matrix product, the tensors whose dims have to be brought into another order.
       move: what it moves between devices where its two ends are sharded differently.
       weights: for every input, how many variables of the layer look like it; 0 where it is none of them. Empty for
@@ -78,6 +79,7 @@ class OperationSignature(NamedTuple):
     gradients: tuple[bool, ...] = ()
     pending: tuple[bool, ...] = ()
     row_sum: RowSum | None = None
+    gathered: bool = False
 
     def sums_within(self, *, on_edges: bool) -> tuple[tuple[PartialSums, bool], ...]:
         """Those of `sums` that the layer pays for, and whether they are of gradients of weights.
@@ -165,6 +167,7 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         gradients=tuple(_adds_gradients(operation) and all(variables[one.dims, one.shape] for one in outputs)
                         for _, outputs in operation.sums),
         pending=operation.sums_pending, row_sum=row_sum_of(operation, position),
+        gathered=operation.role == TOP_K,
         narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from pase_mtf.compat import mtf
+from pase_mtf.graph.computation_graph import TOP_K
 from pase_mtf.graph.looked_up import LookedUp, together
 from pase_mtf.operations.facts import OperationFacts
 
@@ -58,8 +59,10 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
         if layer is None:
             continue
         outputs = fact.outputs
-        found = {output: dims for output, contracted in zip(outputs, fact.contracted, strict=False)
-                 if (dims := dims_in(layer, contracted)) and (len(outputs) == 1 or consumers[output])}
+        # Of several outputs only those that somebody reads are combined, and of a top-k what it chooses by, the first.
+        found = {output: dims for number, (output, contracted) in enumerate(zip(outputs, fact.contracted, strict=False))
+                 if (dims := dims_in(layer, contracted)) and (
+                     len(outputs) == 1 or consumers[output] or (fact.role == TOP_K and not number))}
         due.update(found)
         if found:
             rows.made_by(fact)

@@ -23,7 +23,7 @@ from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.graph.plain import from_plain, keys_of, once, to_plain, unhashed_keys
 from pase_mtf.graph.spans import Held, HeldCopy, read_spans
 
-__all__ = ["ADDED", "ROLES", "ComputationGraph", "Edge", "Layer", "LayerOperation", "Operand", "Variable"]
+__all__ = ["ADDED", "ROLES", "TOP_K", "ComputationGraph", "Edge", "Layer", "LayerOperation", "Operand", "Variable"]
 
 FORMAT = "pase_mtf.graph"
 VERSION = 3
@@ -31,7 +31,10 @@ ADDED = -1
 """`LayerOperation.index` of what stands in no program: what adds a microbatch's gradient to those before."""
 _MOST_MOMENTS = 10 ** 7
 
-ROLES = ("", "convolution", "filter gradient", "image gradient", "transposed convolution", "rename", "shift")
+TOP_K = "top-k"
+"""The role of what finds the largest elements along a dim: where that is split every device gets what all have found,
+and chooses among it."""
+ROLES = ("", "convolution", "filter gradient", "image gradient", "transposed convolution", "rename", "shift", TOP_K)
 """What an operation does that others of its kind do not (`LayerOperation.role`); "" for most."""
 
 
@@ -66,16 +69,16 @@ class LayerOperation:
       dims: the dims whose split divides the work (the operation's iteration space, restricted to the layer's dims).
       inputs, outputs: its tensors.
       reduced: the dims whose split leaves every device with a partial sum, to be combined by an all-reduce of the
-        outputs over the devices that differ in these dims. Charged where the all-reduce really happens: a chain of
-        pending sums counts once, at its end.
+        outputs over the devices that differ in these dims; of a top-k, by giving each of them the outputs of all.
+        Charged where the all-reduce really happens: a chain of pending sums counts once, at its end.
       shift: (dim, by how many elements) of a shift along a dim that may be split; else empty.
       nodes: how many nodes it becomes on a device.
       traffic: bytes that these read and write, as a multiple of the bytes of the inputs and outputs.
       broadcast_runs: over how many runs of elements that lie side by side these broadcast a tensor of fewer dims,
         unsplit and summed over the nodes.
       role: one of `ROLES`: what a cost model has to know besides the kind. A convolution, the gradient of its filter or
-        of its image, a transposed convolution; a reshape ("rename"); a shift along a dim. Follows from the class of
-        the operation, as the other facts do, and is no part of the graph's hash.
+        of its image, a transposed convolution; a reshape ("rename"); a shift along a dim; `TOP_K`. Follows from the
+        class of the operation, as the other facts do, and is no part of the graph's hash.
       partial_sums: `reduced` of every output, where they differ (then `reduced` is empty); else empty. No part of the
         graph's hash either.
       trips: how often a step runs it, in a loop. Its other numbers are of once. Files leave it out where it is 1.

@@ -131,7 +131,7 @@ class Rule:
     Attributes:
       kind: one of `KINDS`.
       role: what the cost model must know besides: "convolution", "transposed convolution", "image gradient", "filter
-        gradient", "rename" (a reshape), "shift", or "".
+        gradient", "rename" (a reshape), "shift", "top-k", or "".
       flops: floating point operations of the whole, unsplit operation: 2 per multiply-add, 1 per element otherwise.
       reads: the tensors whose values it reads.
       waits_for: further operations and tensors that have to be done before it.

@@ -6,6 +6,7 @@ import numbers
 from collections.abc import Mapping
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.graph.computation_graph import TOP_K
 from pase_mtf.graph.partition import Partition, translate, volume
 from pase_mtf.operations.protocols import Lowering, StockDemands, dims_of
 from pase_mtf.operations.registry import Rule, add_rules, always, names_of
@@ -135,8 +136,8 @@ add_rules({
                               shift=lambda operation: (operation._dim.name, operation._offset)),
     _ops.OneHotOperation: Rule(kind=always("gather"), lower=_lower_one_hot, stock_demands=_one_hot_demands),
     _ops.TopKOperation: Rule(
-        kind=always("reduction"), splittable=_top_k_splittable, contracted=_top_k_contracted, layer="gather",
-        is_anchor=True, stock_demands=_top_k_demands),
+        kind=always("reduction"), role=always(TOP_K), splittable=_top_k_splittable, contracted=_top_k_contracted,
+        layer="gather", is_anchor=True, stock_demands=_top_k_demands),
     _ops.ReshapeOperation: Rule(
         kind=always("none"), role=always("rename"), forwards_sums=True, is_view=True, lower=_lower_reshape,
         stock_demands=_reshape_demands, stock_sums=_reshaped_sums),

@@ -205,7 +205,7 @@ def _sum_seconds(signature: Sequence[OperationSignature], table: ConfigurationTa
     seconds: dict[tuple[bool, tuple[int, ...]], np.ndarray] = {}
     for entry, times in counted(signature).items():
         for (columns, outputs), gradient in entry.sums_within(on_edges=reshardings.sums_on_edges):
-            taken = sum_seconds(columns, outputs, entry.row_sum, table, reshardings, gradient=gradient)
+            taken = sum_seconds(entry, columns, outputs, table, reshardings, gradient=gradient)
             # What is summed in the update, the update waits for.
             key = gradient and entry.phase == "backward", tuple(sorted(set(columns)))
             seconds[key] = seconds.get(key, 0.0) + times * taken
