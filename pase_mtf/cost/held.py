@@ -140,7 +140,7 @@ class LayerItems:
             partial = _partial_sums(operation)
             for held in operation.held:
                 operand = operation.inputs[-1 - held.output] if held.output < 0 else operation.outputs[held.output]
-                dims = partial.get(held.output)
+                dims, summed = partial.get(held.output, (None, operand))
                 parts_of = -1 if dims is None else self._pattern(dims)
                 part = _GRADIENTS if held.waits_until >= 0 or operation.phase == "update" else ACTIVATIONS
                 of_sum = operation.phase == "update" and held.waits_until >= 0
@@ -153,8 +153,8 @@ class LayerItems:
                     in_place = self._shared and operation.kind != "reduction"
                     begin = max(held.begin, held.shared_from) if in_place else held.begin
                     until = max(-1 if in_place else begin, held.shared_until if self._shared else -1)
-                    nbytes = 0.0 if arrives and in_place and held.shared_until < 0 else size(operand)
-                    yield _Item(BUFFERS, nbytes, self._pattern(operand.dims), begin, begin - 1,
+                    nbytes = 0.0 if arrives and in_place and held.shared_until < 0 else size(summed)
+                    yield _Item(BUFFERS, nbytes, self._pattern(summed.dims), begin, begin - 1,
                                 parts_of, held.waits_until if arrives else until, arrives)
 
     def shares_of(self, dims: Sequence[str], configurations: Sequence[Configuration]) -> np.ndarray:
@@ -192,11 +192,11 @@ class LayerItems:
         return total
 
 
-def _partial_sums(operation: LayerOperation) -> dict[int, tuple[str, ...]]:
-    """Output -> the dims whose split makes it a partial sum."""
-    if operation.partial_sums:
-        return {number: dims for number, dims in enumerate(operation.partial_sums) if dims}
-    return dict.fromkeys(range(len(operation.outputs)), operation.reduced) if operation.reduced else {}
+def _partial_sums(operation: LayerOperation) -> dict[int, tuple[tuple[str, ...], Operand]]:
+    """Output -> the dims whose split leaves partial sums to be added up for it, and the tensor that these are of."""
+    sums = operation.partial_sums or (operation.reduced,) * len(operation.outputs)
+    summed = operation.inputs if operation.sums_inputs else operation.outputs
+    return {number: (dims, tensor) for number, (dims, tensor) in enumerate(zip(sums, summed, strict=False)) if dims}
 
 
 class AllItems(NamedTuple):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pase_mtf.cost.pending import pending_seconds
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.tables import ConfigurationTable, positions_of
 from pase_mtf.graph.computation_graph import LayerOperation
@@ -25,6 +26,7 @@ class Move(NamedTuple):
       source, target: the column of every dim of the tensor, before and after.
       shape, itemsize: its unsplit size, bytes per element.
       shifted: (place of the dim in the tensor, by how many elements) of a shift; empty for a rename.
+      summed: columns of the dims whose split leaves what is moved as partial sums, which are summed on the way.
     """
 
     source: tuple[int, ...]
@@ -32,6 +34,7 @@ class Move(NamedTuple):
     shape: tuple[int, ...]
     itemsize: int
     shifted: tuple[int, ...] = ()
+    summed: tuple[int, ...] = ()
 
 
 def move_of(operation: LayerOperation, position: dict[str, int]) -> Move | None:
@@ -52,7 +55,8 @@ def move_of(operation: LayerOperation, position: dict[str, int]) -> Move | None:
         return Move(source, target, x.shape, x.itemsize, (x.dims.index(name), abs(offset)))
     if x.shape != y.shape or source == target:
         return None  # a reshape that is more than a rename keeps what is split where it is, or it would not be here
-    return Move(source, target, x.shape, x.itemsize)
+    summed = tuple(sorted(set(positions_of(operation.reduced, position)))) if operation.sums_inputs else ()
+    return Move(source, target, x.shape, x.itemsize, summed=summed)
 
 
 def _halo(move: Move, table: ConfigurationTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -66,11 +70,16 @@ def _halo(move: Move, table: ConfigurationTable) -> tuple[np.ndarray, np.ndarray
 
 
 def move_seconds(move: Move, table: ConfigurationTable, reshardings: Reshardings) -> np.ndarray:
-    """Seconds of the move under each of K configurations: float64 [K], 0 where everything is in its place."""
+    """Seconds of the move, and of the sum where that is made on the way, under each of K configurations: float64 [K], 0
+    where everything is in its place."""
     machine = reshardings.machine
     if not move.shifted:
-        source, target = table.shardings(move.source), table.shardings(move.target)
-        pairs = reshardings.seconds(source, target, move.shape, move.itemsize)
+        summed = move.summed if reshardings.sums_on_edges else ()
+        source, target = table.shardings((*move.source, *summed)), table.shardings(move.target)
+        if summed:
+            pairs = pending_seconds(source, target, move.shape, move.itemsize, reshardings)
+        else:
+            pairs = reshardings.seconds(source, target, move.shape, move.itemsize)
         seconds: np.ndarray = pairs[source.index, target.index]
         return seconds
     elements, shards, strides = _halo(move, table)

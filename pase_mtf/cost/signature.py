@@ -82,13 +82,15 @@ class OperationSignature(NamedTuple):
     gathered: bool = False
 
     def sums_within(self, *, on_edges: bool) -> tuple[tuple[PartialSums, bool], ...]:
-        """Those of `sums` that the layer pays for, and whether they are of gradients of weights.
+        """Those of `sums` that the layer pays for as such, and whether they are of gradients of weights.
 
         Args:
-          on_edges: edges pay for what stays pending.
+          on_edges: edges pay for what stays pending, and moves for what is summed on the way.
         """
         each = zip(self.sums, self.gradients, self.pending, strict=True)
-        return tuple((entry, gradient) for entry, gradient, elsewhere in each if not (on_edges and elsewhere))
+        on_the_way = self.move is not None and bool(self.move.summed)
+        return tuple((entry, gradient) for entry, gradient, elsewhere in each
+                     if not (on_edges and (elsewhere or on_the_way)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -164,8 +166,8 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         transposed=tuple(tensor(operand) for operand in transposed), move=move,
         weights=weights if operation.phase != "update" else (), nodes=operation.nodes,
         traffic=operation.traffic, trips=operation.trips,
-        gradients=tuple(_adds_gradients(operation) and all(variables[one.dims, one.shape] for one in outputs)
-                        for _, outputs in operation.sums),
+        gradients=tuple(_adds_gradients(operation) and all(variables[one.dims, one.shape] for one in summed)
+                        for _, summed in operation.sums),
         pending=operation.sums_pending, row_sum=row_sum_of(operation, position),
         gathered=operation.role == TOP_K,
         narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs))

@@ -79,16 +79,18 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
                 del due[tensor]
                 passed = pending.pop(tensor)
             due.update(dict.fromkeys(outputs, passed))
-            pending.update(dict.fromkeys(outputs, passed))
-            rows.passed_by(fact)
+            # A dim whose split leaves parts may be one of the output's, too, as after a rename: then each device has a
+            # part of the sum, and the chain ends.
+            if not set(passed) & {name for output in outputs for name in dims_in(layer, output.shape.dimension_names)}:
+                pending.update(dict.fromkeys(outputs, passed))
+                rows.passed_by(fact)
     for output, inside in accumulated.items():
         if inside in pending:
             due[output] = pending[output] = pending[inside]
             if consumers[inside] == 1:
                 del due[inside]
-    return PendingSums(due, frozenset(
-        tensor for tensor in pending.keys() & due.keys() - set(accumulated.values())
-        if not _splits_parts(tensor, due[tensor], layer_of(tensor.operation), dims_in)),
+    return PendingSums(
+        due, frozenset(pending.keys() & due.keys() - set(accumulated.values())),
         {tensor: looked_up for tensor, looked_up in rows.looked_up.items() if tensor in due}, rows.added_into(due))
 
 
@@ -124,9 +126,3 @@ class _Rows:
         """The products of one-hot vectors that are no sums of `due` -> the one there that they are added into."""
         return {product: tensor for tensor, products in self._products.items() if tensor in due
                 for product in products if product is not tensor}
-
-
-def _splits_parts(tensor: mtf.Tensor, dims: Iterable[str], layer: int | None,
-                  dims_in: Callable[[int, Iterable[str]], tuple[str, ...]]) -> bool:
-    """Whether a dim whose split leaves partial sums is one of the tensor's, too, as after a rename."""
-    return layer is not None and bool(set(dims) & set(dims_in(layer, (dim.name for dim in tensor.shape.dims))))

@@ -69,7 +69,8 @@ class LayerOperation:
       dims: the dims whose split divides the work (the operation's iteration space, restricted to the layer's dims).
       inputs, outputs: its tensors.
       reduced: the dims whose split leaves every device with a partial sum, to be combined by an all-reduce of the
-        outputs over the devices that differ in these dims; of a top-k, by giving each of them the outputs of all.
+        outputs over the devices that differ in these dims; of a top-k, by giving each of them the outputs of all; of a
+        reshape that makes one of these dims, by summing what it reads, of which every device then needs a part.
         Charged where the all-reduce really happens: a chain of pending sums counts once, at its end.
       shift: (dim, by how many elements) of a shift along a dim that may be split; else empty.
       nodes: how many nodes it becomes on a device.
@@ -115,11 +116,19 @@ class LayerOperation:
 
     @property
     def sums(self) -> tuple[tuple[tuple[str, ...], tuple[Operand, ...]], ...]:
-        """(dims whose split leaves partial sums, outputs of which) for every all-reduce that may be due."""
+        """(dims whose split leaves partial sums, tensors of which) for every all-reduce that may be due."""
         if self.partial_sums:
             each = zip(self.partial_sums, self.outputs, strict=True)
             return tuple((dims, (output,)) for dims, output in each if dims)
+        if self.sums_inputs:
+            return ((self.reduced, self.inputs),)
         return tuple((self.reduced, outputs) for outputs in self._outputs_by_pending.values()) if self.reduced else ()
+
+    @property
+    def sums_inputs(self) -> bool:
+        """Whether it is a reshape that makes a dim whose split leaves what it reads as partial sums: its output is
+        split along that, and no partial sum."""
+        return self.role == "rename" and any(name in self.reduced for output in self.outputs for name in output.dims)
 
     @property
     def sums_pending(self) -> tuple[bool, ...]:
