@@ -214,18 +214,19 @@ class _Builder:
         if free:
             source_dims = target_dims = ()
         held = positions_of(source_dims, positions[edge.source])
-        parts = self._columns_of_parts(edge, positions[edge.source])
+        parts = self._columns_of_parts(edge.pending, positions[edge.source])
+        added_to = self._columns_of_parts(edge.added_to, positions[edge.target])
         source = self._sharding(tables[edge.source], (*held, *parts))
-        target = self._sharding(tables[edge.target], positions_of(target_dims, positions[edge.target]))
+        target = self._sharding(tables[edge.target], (*positions_of(target_dims, positions[edge.target]), *added_to))
         matrix = (np.zeros((len(source.devices), len(target.devices))) if free
                   else self._matrix(source, target, edge))
         return NetworkEdge(edge.source, edge.target, matrix, source.index, target.index)
 
-    def _columns_of_parts(self, edge: Edge, position: dict[str, int]) -> tuple[int, ...]:
-        """The columns of the dims whose split makes the tensor partial sums, where edges pay for these."""
+    def _columns_of_parts(self, dims: Sequence[str], position: dict[str, int]) -> tuple[int, ...]:
+        """The columns of dims whose split makes a tensor partial sums, where edges pay for these."""
         if self._model != "seconds" or not self._reshardings.sums_on_edges:
             return ()
-        return tuple(sorted({column for column in positions_of(edge.pending, position) if column >= 0}))
+        return tuple(sorted({column for column in positions_of(dims, position) if column >= 0}))
 
     def _sharding(self, table: ConfigurationTable, positions: tuple[int, ...]) -> DistinctShardings:
         key = id(table), positions

@@ -90,7 +90,8 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
             result[PHASES.index(entry.phase)] += times * devices * row
             result[_OVERHEAD] += times * devices * (machine.with_overhead(row, entry.nodes) - row)
     for entry, times in operations.items():
-        for (columns, tensors), gradient in entry.sums_within(on_edges=reshardings.sums_on_edges):
+        for (columns, tensors), gradient in entry.sums_within(
+                on_edges=reshardings.sums_on_edges, added_on_edges=reshardings.adds_on_edges):
             result[_ALLREDUCE + PHASES.index(entry.phase)] += times * sum_seconds(
                 entry, columns, tensors, table, reshardings, gradient=gradient)
         if entry.move:

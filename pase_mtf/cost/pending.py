@@ -7,7 +7,7 @@ sums, of as many elements as there are parts. To sum is to need all of these.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -32,19 +32,26 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
 
     Args:
       source: R shardings where the parts are made: of the tensor's T dims, then of those whose split leaves the parts.
-      target: C shardings of the sum where it is used, of T dims.
+      target: C shardings of the sum where it is used, of T dims; then of those whose split leaves parts of what it is
+        added to there.
       shape: unsplit size of the tensor's dims.
       itemsize: bytes per element.
-      reshardings: of a machine whose devices are their own.
+      reshardings: of a machine whose devices are their own, or of stock Mesh-TensorFlow.
       looked_up: what the sum consists of, where it is of rows that were looked up.
       waits: it is the gradient of a weight: where its parts are, it is summed in a bucket.
 
     Returns:
-      float64 [R, C]. Where fewer elements travel as rows, that of these and of a move; where a device needs less than
-      it holds a part of, that of a reduce-scatter (`graph.partition.scattered_sum` tells when); else that of an
-      all-reduce and a move. Where nothing is held in part, that of the move.
+      float64 [R, C]. Where it is added to the same parts, nothing; where fewer elements travel as rows, that of these
+      and of a move; where a device needs less than it holds a part of, that of a reduce-scatter
+      (`graph.partition.scattered_sum` tells when; stock Mesh-TensorFlow makes none); else that of an all-reduce and a
+      move. Where nothing is held in part, that of the move.
     """
     rank, nbytes = len(shape), float(math.prod(shape) * itemsize)
+    if target.shards.shape[1] > rank:
+        wholly = DistinctShardings(target.devices, target.shards[:, :rank], target.strides[:, :rank], target.index)
+        summed = pending_seconds(source, wholly, shape, itemsize, reshardings, looked_up, waits=waits)
+        summed[_same_parts(source, target, rank)] = 0.0
+        return summed
     # Many differ in nothing but the dims whose split leaves the parts.
     own = np.column_stack((source.devices, source.shards[:, :rank], source.strides[:, :rank]))
     _, first, like = np.unique(own, axis=0, return_index=True, return_inverse=True)
@@ -58,6 +65,8 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
     alone, together = (_allreduced(source, rank, nbytes, reshardings, waiting)[:, None]
                        for waiting in (0.0, reshardings.waiting))
     seconds: np.ndarray = moved + np.where(in_place, together, alone)
+    if not reshardings.sums_on_edges:
+        return seconds
     pieces = {column: piece.shards for column, (devices, shards) in enumerate(zip(
         target.devices.tolist(), _shards_of(target), strict=True))
         if (piece := scattered(Partition(tuple(range(devices)), shards), tuple(shape))) is not None}
@@ -87,6 +96,28 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
     return np.where(as_rows, moved + gathered[:, None], seconds)
 
 
+def _same_parts(source: DistinctShardings, target: DistinctShardings, rank: int) -> np.ndarray:
+    """Whether devices hold the same parts of tensors of so many dims at both ends: bool [R, C]."""
+    width = max(source.shards.shape[1], target.shards.shape[1])
+    numbers: dict[Hashable, int] = {}
+    (here, parts), (there, _) = (_numbered(end, rank, width, numbers) for end in (source, target))
+    same: np.ndarray = (here[:, None] == there) & parts[:, None]
+    return same
+
+
+def _numbered(shardings: DistinctShardings, rank: int, width: int, numbers: dict[Hashable, int],
+              ) -> tuple[np.ndarray, np.ndarray]:
+    """A number of each, the same for those under which devices hold the same parts of a tensor of so many dims, in
+    whichever order the dims that leave these are; and whether they are parts: int64 and bool [R]."""
+    found, parts = [], []
+    for devices, cuts in zip(shardings.devices.tolist(), _shards_of(shardings), strict=True):
+        split = sorted(cut for cut in cuts[rank:] if cut[0] > 1)
+        key = devices, *cuts[:rank], *split, *[(1, 1)] * (width - rank - len(split))
+        found.append(numbers.setdefault(key, len(numbers)))
+        parts.append(bool(split))
+    return np.array(found, np.int64), np.array(parts, bool)
+
+
 def _rows(source: DistinctShardings, rank: int, shape: Sequence[int], itemsize: int, looked_up: LookedUp,
           reshardings: Reshardings) -> np.ndarray:
     """Seconds in which devices give each other indices and rows, float64 [R]."""
@@ -103,7 +134,8 @@ def _allreduced(source: DistinctShardings, rank: int, nbytes: float, reshardings
     table = ConfigurationTable(source.devices, source.shards, source.strides)
     groups = group_sizes(table, range(rank, source.shards.shape[1]), reshardings.machine)
     blocks = source.shards[:, :rank].prod(axis=1)
-    return allreduce_seconds(nbytes / blocks, groups, source.devices, reshardings.machine, waiting=waiting / blocks)
+    return allreduce_seconds(nbytes / blocks, groups, source.devices, reshardings.machine,
+                             stock=reshardings.stock, waiting=waiting / blocks)
 
 
 def _gathered(reshardings: Reshardings, devices: np.ndarray, pieces: list[_Shards], wanted: list[_Shards], nbytes: float

@@ -50,6 +50,12 @@ class Reshardings:
         whole blocks are summed where they are made, as Mesh-TF itself does everywhere."""
         return not (self.machine.shared_cores or self.stock)
 
+    @property
+    def adds_on_edges(self) -> bool:
+        """Whether partial sums that another layer adds to its own are summed with these, where they are the same parts:
+        edges tell that. Where our lowering shares memory each is charged where it is made."""
+        return self.stock or not self.machine.shared_cores
+
     def seconds(self, source: DistinctShardings, target: DistinctShardings, shape: Sequence[int],
                 itemsize: int) -> np.ndarray:
         """Seconds to move a tensor between two shardings, for every pair of them.

@@ -51,6 +51,7 @@ class OperationSignature(NamedTuple):
       gradients: for every entry of `sums`, whether it is of gradients of weights: only the update waits for them, and
         they for each other. What an update adds up to them is one, too.
       pending: for every entry of `sums`, whether its sums go over an edge as they are.
+      added: for every entry of `sums`, whether its sums are added to partial sums of another layer.
       row_sum: of an operation whose one entry of `sums` is of rows that were looked up, that sum; where it is added
         into another first, that one.
       gathered: its `sums` are no sums: devices get what the others have found, and choose among it.
@@ -80,17 +81,19 @@ class OperationSignature(NamedTuple):
     pending: tuple[bool, ...] = ()
     row_sum: RowSum | None = None
     gathered: bool = False
+    added: tuple[bool, ...] = ()
 
-    def sums_within(self, *, on_edges: bool) -> tuple[tuple[PartialSums, bool], ...]:
+    def sums_within(self, *, on_edges: bool, added_on_edges: bool) -> tuple[tuple[PartialSums, bool], ...]:
         """Those of `sums` that the layer pays for as such, and whether they are of gradients of weights.
 
         Args:
           on_edges: edges pay for what stays pending, and moves for what is summed on the way.
+          added_on_edges: edges pay at least for what is added to partial sums of another layer.
         """
-        each = zip(self.sums, self.gradients, self.pending, strict=True)
+        each = zip(self.sums, self.gradients, self.pending, self.added, strict=True)
         on_the_way = self.move is not None and bool(self.move.summed)
-        return tuple((entry, gradient) for entry, gradient, elsewhere in each
-                     if not (on_edges and (elsewhere or on_the_way)))
+        return tuple((entry, gradient) for entry, gradient, pending, added in each
+                     if not (on_edges and (pending or on_the_way)) and not (added_on_edges and added))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -168,7 +171,7 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         traffic=operation.traffic, trips=operation.trips,
         gradients=tuple(_adds_gradients(operation) and all(variables[one.dims, one.shape] for one in summed)
                         for _, summed in operation.sums),
-        pending=operation.sums_pending, row_sum=row_sum_of(operation, position),
+        pending=operation.sums_pending, added=operation.sums_added, row_sum=row_sum_of(operation, position),
         gathered=operation.role == TOP_K,
         narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs))
 

@@ -230,6 +230,8 @@ class _Exporter:
             held=self._lifetimes.of_outputs(fact.operation) if not fact.assigns and not loop else (),
             pending_outputs=() if loop else tuple([number for number, tensor in enumerate(fact.outputs)
                                                    if tensor in self._pending_on_edges]),
+            added_outputs=() if loop else tuple([number for number, tensor in enumerate(fact.outputs)
+                                                 if tensor in self._pending_on_edges & self._sums.added_to.keys()]),
             looked_up=self._looked_up(fact.outputs[0]) if fact.outputs else ())
 
     def _looked_up(self, output: mtf.Tensor) -> LookedUp | tuple[()]:
@@ -299,8 +301,10 @@ class _Exporter:
             key = (id(tensor), group, self._operand(group, tensor).dims)
             if key not in found:
                 pending = self._sums.due[tensor] if tensor in self._pending_on_edges else ()
-                looked_up = self._sums.looked_up.get(tensor, ()) if pending else ()
-                found[key] = self._edge(source, group, tensor, phase, trips, pending=pending, looked_up=looked_up)
+                looked_up, added_to = (of.get(tensor, ()) if pending else ()
+                                       for of in (self._sums.looked_up, self._sums.added_to))
+                found[key] = self._edge(source, group, tensor, phase, trips, pending=pending, looked_up=looked_up,
+                                        added_to=added_to)
 
         for fact in self._facts:
             if fact.index in self._unused:

@@ -20,6 +20,7 @@ class PendingSums(NamedTuple):
     Attributes:
       due: of the tensors that are summed, wherever.
       pending: those of them that may leave the layer that makes them as they are, to be summed on the way.
+      added_to: those of them that another layer adds to partial sums of its own -> the dims whose split leaves these.
       looked_up: those of them that are sums of rows which were looked up: what these consist of.
       added_into: products of one-hot vectors that are not summed by themselves -> the one of `looked_up` that they are
         added into.
@@ -27,6 +28,7 @@ class PendingSums(NamedTuple):
 
     due: dict[mtf.Tensor, tuple[str, ...]]
     pending: frozenset[mtf.Tensor]
+    added_to: dict[mtf.Tensor, tuple[str, ...]]
     looked_up: dict[mtf.Tensor, LookedUp]
     added_into: dict[mtf.Tensor, mtf.Tensor]
 
@@ -37,7 +39,10 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
     """Which tensors a split leaves as partial sums, which have to be summed.
 
     Mesh-TF's sums are pending until somebody needs them: an addition of sums over the same dims adds first and reduces
-    once. The all-reduce is charged to the last tensor of such a chain. What a loop accumulates is pending until the
+    once. The all-reduce is charged to the last tensor of such a chain. Where one of what is added comes from another
+    layer, it is charged to the sum in the layer that adds, and the edge has what is to be done where the parts are not
+    the same (`Edge.added_to`). That is so for one edge as for several only while all of them are over dims of one name:
+    a chain with others ends after the first. What a loop accumulates is pending until the
     loop has ended, even if the loop itself needs the sum of every iteration, too, and may leave the layer so.
 
     Args:
@@ -51,6 +56,8 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
     consumers.update(accumulated.values())
     due: dict[mtf.Tensor, tuple[str, ...]] = {}
     pending: dict[mtf.Tensor, tuple[str, ...]] = {}
+    added_to: dict[mtf.Tensor, tuple[str, ...]] = {}
+    mixed: set[mtf.Tensor] = set()  # sums of parts over dims of several names
     rows = _Rows()
     for fact in facts:
         if not (fact.contracts or fact.rule.forwards_sums):
@@ -70,27 +77,34 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
             pending.update(found)
         if found or not fact.rule.forwards_sums or not fact.reads:
             continue
-        sums = {pending.get(tensor) for tensor in fact.reads}
+        here = [tensor for tensor in fact.reads if layer_of(tensor.operation) == layer]
+        elsewhere = [tensor for tensor in fact.reads if layer_of(tensor.operation) != layer]
         # Of several only such of one shape are added before they are summed over devices: others are broadcast.
         alike = fact.rule.is_view or all(tensor.shape == outputs[0].shape for tensor in fact.reads)
-        if (alike and len(sums) == 1 and None not in sums and all(
-                layer_of(tensor.operation) == layer and consumers[tensor] == 1 for tensor in fact.reads)):
-            for tensor in fact.reads:
-                del due[tensor]
-                passed = pending.pop(tensor)
-            due.update(dict.fromkeys(outputs, passed))
-            # A dim whose split leaves parts may be one of the output's, too, as after a rename: then each device has a
-            # part of the sum, and the chain ends.
-            if not set(passed) & {name for output in outputs for name in dims_in(layer, output.shape.dimension_names)}:
-                pending.update(dict.fromkeys(outputs, passed))
-                rows.passed_by(fact)
+        over = {pending.get(tensor) for tensor in here}
+        if (not alike or len(over) != 1 or any(tensor not in pending or consumers[tensor] != 1 for tensor in fact.reads)
+                or (elsewhere and (fact.rule.is_view or any(
+                    tensor in mixed or tensor in rows.looked_up for tensor in fact.reads)))):
+            continue
+        passed = pending[here[0]]
+        if any(tensor in mixed for tensor in here) or any(pending[tensor] != passed for tensor in elsewhere):
+            mixed.update(outputs)
+        for tensor in here:
+            del due[tensor], pending[tensor]
+        added_to.update(dict.fromkeys(elsewhere, passed))
+        due.update(dict.fromkeys(outputs, passed))
+        # A dim whose split leaves parts may be one of the output's, too, as after a rename: then each device has a
+        # part of the sum, and the chain ends.
+        if not set(passed) & {name for output in outputs for name in dims_in(layer, output.shape.dimension_names)}:
+            pending.update(dict.fromkeys(outputs, passed))
+            rows.passed_by(fact)
     for output, inside in accumulated.items():
         if inside in pending:
             due[output] = pending[output] = pending[inside]
             if consumers[inside] == 1:
                 del due[inside]
     return PendingSums(
-        due, frozenset(pending.keys() & due.keys() - set(accumulated.values())),
+        due, frozenset(pending.keys() & due.keys() - set(accumulated.values())), added_to,
         {tensor: looked_up for tensor, looked_up in rows.looked_up.items() if tensor in due}, rows.added_into(due))
 
 

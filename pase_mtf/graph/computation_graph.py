@@ -87,6 +87,7 @@ class LayerOperation:
         hash.
       pending_outputs: the numbers of the outputs whose partial sums go as they are over the one edge that takes them
         (`Edge.pending`). No part of the graph's hash.
+      added_outputs: those of them that are added to partial sums there (`Edge.added_to`). No part of the graph's hash.
       looked_up: of a product of one-hot vectors whose only output is held in part where these are split, and of an
         addition of such, what the sum consists of (`graph.looked_up`); where it is not summed but added into another
         that is (`reduced` is empty), what that one does. Else empty. No part of the graph's hash.
@@ -112,6 +113,8 @@ class LayerOperation:
     held: tuple[Held, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
     pending_outputs: tuple[int, ...] = dataclasses.field(
         default=(), metadata={"optional": True, "hashed": False, "key": "handed_on"})
+    added_outputs: tuple[int, ...] = dataclasses.field(
+        default=(), metadata={"optional": True, "hashed": False, "key": "added_on"})
     looked_up: LookedUp | tuple[()] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
 
     @property
@@ -122,7 +125,7 @@ class LayerOperation:
             return tuple((dims, (output,)) for dims, output in each if dims)
         if self.sums_inputs:
             return ((self.reduced, self.inputs),)
-        return tuple((self.reduced, outputs) for outputs in self._outputs_by_pending.values()) if self.reduced else ()
+        return tuple((self.reduced, outputs) for outputs in self._outputs_by_way.values()) if self.reduced else ()
 
     @property
     def sums_inputs(self) -> bool:
@@ -133,16 +136,29 @@ class LayerOperation:
     @property
     def sums_pending(self) -> tuple[bool, ...]:
         """Of every entry of `sums`, whether it stays pending."""
-        if self.partial_sums:
-            return tuple(number in self.pending_outputs for number, dims in enumerate(self.partial_sums) if dims)
-        return tuple(self._outputs_by_pending) if self.reduced else ()
+        return tuple(pending for pending, _ in self._ways)
 
     @property
-    def _outputs_by_pending(self) -> dict[bool, tuple[Operand, ...]]:
-        """Whether they stay pending -> the outputs, where there are such."""
-        found: dict[bool, tuple[Operand, ...]] = {}
+    def sums_added(self) -> tuple[bool, ...]:
+        """Of every entry of `sums`, whether it is added to partial sums of another layer."""
+        return tuple(added for _, added in self._ways)
+
+    def _way(self, output: int) -> tuple[bool, bool]:
+        return output in self.pending_outputs, output in self.added_outputs
+
+    @property
+    def _ways(self) -> tuple[tuple[bool, bool], ...]:
+        """Of every entry of `sums`: whether it stays pending, and whether it is added to partial sums elsewhere."""
+        if self.partial_sums:
+            return tuple(self._way(number) for number, dims in enumerate(self.partial_sums) if dims)
+        return tuple(self._outputs_by_way) if self.reduced else ()
+
+    @property
+    def _outputs_by_way(self) -> dict[tuple[bool, bool], tuple[Operand, ...]]:
+        """Whether they stay pending, and are added to partial sums elsewhere -> the outputs, where there are such."""
+        found: dict[tuple[bool, bool], tuple[Operand, ...]] = {}
         for number, output in enumerate(self.outputs):
-            found[number in self.pending_outputs] = (*found.get(number in self.pending_outputs, ()), output)
+            found[self._way(number)] = (*found.get(self._way(number), ()), output)
         return found
 
 
@@ -207,6 +223,9 @@ class Edge:
         from outside of the loop once. Files leave it out where it is 1.
       pending: the dims of the source layer whose split makes it partial sums, which nobody but the target needs: they
         are summed on the way. No part of the graph's hash.
+      added_to: the dims of the target layer whose split makes partial sums of what the target adds such a tensor to.
+        Where both are parts over the same devices, these are added as they are, and summed with what they are added to;
+        else what is summed is added to one of those parts. No part of the graph's hash.
       held: when a copy of it is there, where the target holds other parts than the source. No part of the graph's hash.
       looked_up: what the partial sums consist of, where they are of rows that were looked up. No part of the graph's
         hash.
@@ -222,6 +241,7 @@ class Edge:
     target_dims: tuple[str, ...]
     trips: int = dataclasses.field(default=1, metadata={"optional": True})
     pending: tuple[str, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
+    added_to: tuple[str, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
     held: tuple[HeldCopy, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
     looked_up: LookedUp | tuple[()] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
 
@@ -362,6 +382,10 @@ def _problem(graph: ComputationGraph) -> str:
             return f"tensor {shortened(edge.tensor)} is summed over {shortened(edge.pending)}, which are not split"
         if len({*edge.pending, *edge.source_dims}) < len(edge.pending) + len(set(edge.source_dims)):
             return f"tensor {shortened(edge.tensor)} of dims {shortened(edge.source_dims)} is summed over one of them"
+        if edge.added_to and not (edge.pending and set(edge.added_to) <= set(graph.layers[edge.target].splittable)
+                                  and len({*edge.added_to, *edge.target_dims})
+                                  == len(edge.added_to) + len(set(edge.target_dims))):
+            return f"tensor {shortened(edge.tensor)} is added to partial sums over {shortened(edge.added_to)}"
         if edge.looked_up and not (edge.pending and _is_looked_up(edge.looked_up, edge.shape)):
             return f"tensor {shortened(edge.tensor)} consists of rows {shortened(tuple(edge.looked_up))}"
         operands.update(dict.fromkeys(Operand(dims, edge.shape, edge.itemsize)
@@ -372,13 +396,14 @@ def _problem(graph: ComputationGraph) -> str:
         split = list(filter(None, operand.dims))
         if len(set(split)) < len(split):
             return f"a tensor of dims {shortened(operand.dims)}, one of them twice"
-    left = Counter((number, operation.partial_sums[output] if operation.partial_sums else operation.reduced)
+    left = Counter((number, operation.partial_sums[output] if operation.partial_sums else operation.reduced,
+                    output in operation.added_outputs)
                    for number, layer in enumerate(graph.layers) for operation in layer.operations
                    for output in operation.pending_outputs)
-    taken = Counter((edge.source, edge.pending) for edge in graph.edges if edge.pending)
-    for number, dims in (left - taken) + (taken - left):
-        return (f"layer {shortened(names[number])} leaves {left[number, dims]} sums pending over {shortened(dims)}, "
-                f"and edges take {taken[number, dims]}")
+    taken = Counter((edge.source, edge.pending, bool(edge.added_to)) for edge in graph.edges if edge.pending)
+    for key in (left - taken) + (taken - left):
+        return (f"layer {shortened(names[key[0]])} leaves {left[key]} sums pending over {shortened(key[1])}, "
+                f"and edges take {taken[key]}{' to be added' if key[2] else ''}")
     return ""
 
 
@@ -397,9 +422,9 @@ def _problem_of_operation(operation: LayerOperation) -> str:
                 and 0 <= held.begin < _MOST_MOMENTS
                 and max(held[2], *held[4:]) < _MOST_MOMENTS):
             return f"{name} holds {shortened(tuple(held))}"
-    if not set(operation.pending_outputs) <= set(range(len(operation.outputs))):
+    if not set(operation.added_outputs) <= set(operation.pending_outputs) <= set(range(len(operation.outputs))):
         return (f"{name} leaves sums of outputs {shortened(operation.pending_outputs)} of {len(operation.outputs)} "
-                "pending")
+                f"pending, and {shortened(operation.added_outputs)} of these are added")
     if operation.looked_up and not (not operation.partial_sums and len(operation.outputs) == 1
                                     and _is_looked_up(operation.looked_up, operation.outputs[0].shape)):
         return f"{name} sums rows {shortened(tuple(operation.looked_up))}"
@@ -454,7 +479,8 @@ def _operation(data: Mapping[str, Any], known: dict[object, object]) -> LayerOpe
         **{name_of[key]: value for key, value in data.items()},
         **{name: once(data[name], known) for name in ("dims", "reduced", "shift")},
         "partial_sums": tuple(once(dims, known) for dims in data["partial_sums"]),
-        "pending_outputs": tuple(data.get("handed_on", ())), "looked_up": _looked_up(data),
+        "pending_outputs": tuple(data.get("handed_on", ())), "added_outputs": tuple(data.get("added_on", ())),
+        "looked_up": _looked_up(data),
         "held": tuple(read_spans(Held, data.get("held", ()))),
         "inputs": tuple(_operand(item, known) for item in data["inputs"]),
         "outputs": tuple(_operand(item, known) for item in data["outputs"])})

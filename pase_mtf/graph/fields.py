@@ -37,6 +37,7 @@ class OperationFields(TypedDict):
     trips: NotRequired[int]
     held: NotRequired[list[list[float]]]
     handed_on: NotRequired[list[int]]
+    added_on: NotRequired[list[int]]
     looked_up: NotRequired[list[int]]
 
 
@@ -72,6 +73,7 @@ class EdgeFields(TypedDict):
     target_dims: list[str]
     trips: NotRequired[int]
     pending: NotRequired[list[str]]
+    added_to: NotRequired[list[str]]
     looked_up: NotRequired[list[int]]
     held: NotRequired[list[list[int]]]
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from pase_mtf.cost.compute import PARTS, layer_parts
 from pase_mtf.cost.memory import MemoryModel
+from pase_mtf.cost.pending import pending_seconds
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import OperationSignature, layer_signature, nameless
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings, dim_positions
@@ -69,12 +70,14 @@ def shardings_of(configurations: Sequence[Configuration], dims: Sequence[str]) -
 
 @dataclasses.dataclass(frozen=True)
 class Resharding:
-    """A tensor that the layers at its ends may shard differently.
+    """A tensor that the layers at its ends may shard differently, or that one of them adds to another, which may be
+    partial sums as it may.
 
     Attributes:
       phase: of the training step.
       source, target: the groups of the layers at either end.
-      source_dims, target_dims: the tensor's dims as named there; "" where that end never splits it.
+      source_dims, target_dims: the tensor's dims as named there; "" where that end never splits it. Behind these, of
+        what is added, those whose split leaves it as partial sums, and what it is added to.
       shape, itemsize: of the tensor.
     """
 
@@ -130,8 +133,10 @@ class LayoutCosts:
         plain = {group: self.never_share_an_axis(group) for group in self.groups}
         for edge in self.graph.edges:
             source, target = self._group_of[edge.source], self._group_of[edge.target]
-            source_dims, target_dims = (tuple(name if name in known else "" for name in dims)
-                                        for dims in (edge.source_dims, edge.target_dims))
+            parts = (edge.pending, edge.added_to) if edge.added_to else ((), ())
+            source_dims, target_dims = (
+                tuple(name if name in known else "" for name in dims)
+                for dims in ((*edge.source_dims, *parts[0]), (*edge.target_dims, *parts[1])))
             if source_dims == target_dims and (source == target or (plain[source] and plain[target])):
                 continue  # every layout shards both ends alike
             resharding = Resharding(edge.phase, source, target, source_dims, target_dims, edge.shape, edge.itemsize)
@@ -227,7 +232,9 @@ class LayoutCosts:
 
     def reshard_matrix(self, resharding: Resharding, source: DistinctShardings,
                        target: DistinctShardings) -> np.ndarray:
-        """Seconds of moving a tensor once, for every pair of shardings of it."""
+        """Seconds of moving a tensor once, for every pair of shardings of it; and of its sum, where it is added."""
+        if source.shards.shape[1] > len(resharding.shape):
+            return pending_seconds(source, target, resharding.shape, resharding.itemsize, self._priced)
         return self._priced.seconds(source, target, resharding.shape, resharding.itemsize)
 
     def reshard_seconds(self, resharding: Resharding, source: Configuration, target: Configuration) -> float:

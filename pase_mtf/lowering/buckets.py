@@ -76,6 +76,13 @@ class Buckets:
             not rule_of(reader).assigns(reader) and self._impl_of(reader).partition(tensor.shape) == here
             for reader in readers)
 
+    def leave_parts(self, addition: mtf.Operation) -> bool:
+        """Whether the sum of two tensors may stay pending although only one of them is: nothing else reads what is
+        added, which may be parts under some layout, and whoever reads the sum needs the same parts of it."""
+        output, = addition.outputs
+        return all(_may_be_parts(tensor) and len(self._readers[tensor]) == 1 for tensor in addition.inputs) and len(
+            {self._impl_of(reader).partition(output.shape) for reader in self._readers.get(output, ())}) == 1
+
     def before(self, operation: mtf.Operation) -> None:
         """Makes the sums that an operation reads, and with them those that wait like them."""
         for tensor in _read_by(operation):

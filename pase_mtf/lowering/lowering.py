@@ -315,6 +315,24 @@ class PlanLowering(mtf.Lowering):
         less."""
         return added_rows(one, other)
 
+    def added_parts(self, addition: mtf.Operation, xs: Sequence[LaidOut]) -> mtf.ops.LazyAllreduceSum | None:
+        """The sum of two tensors as a pending sum, where one is pending in the layout of the addition, and nobody needs
+        that before: the other one, which comes from another layer or is pending over other axes, is added to one of its
+        parts. So a sum over all is made once, where it is needed. None elsewhere.
+
+        Args:
+          addition: that is being lowered.
+          xs: what it adds, in its layout.
+        """
+        if self._buckets is None or not self._buckets.leave_parts(addition):
+            return None
+        impl, lazy = self.mesh_impl(addition), _ops.LazyAllreduceSum
+        pending = [type(x) is lazy and x.mesh_impl is impl and x._reduced is None for x in xs]
+        if not any(pending) or len({frozenset(x.mesh_axes) if isinstance(x, lazy) else None for x in xs}) == 1:
+            return None  # both are, over the same axes
+        one = pending.index(True)
+        return impl.added_to_parts(xs[one], xs[1 - one])
+
     def new_value(self, variable: mtf.Variable, value: mtf.Tensor, assign_fn: Callable[..., tf.Operation],
                   ) -> tuple[Callable[..., tf.Operation], Sequence[tf.Tensor]]:
         """How the slices of a variable are assigned, and to what.

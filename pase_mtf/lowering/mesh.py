@@ -130,6 +130,15 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
                         add_counter_fn=inputs[0].add_counter_fn)
         return self.slicewise(fn, *inputs)
 
+    def added_to_parts(self, parts: mtf.ops.LazyAllreduceSum, other: LaidOut) -> mtf.ops.LazyAllreduceSum:
+        """The sum of a pending sum and another tensor, pending: the other one is added to one of the parts."""
+        strides, blocks = self.strides(parts.mesh_axes), zip(
+            self.devices, parts.laid_out_input.tensor_list, other.to_laid_out_tensor().tensor_list, strict=True)
+        added = [part if any(position // stride % size for size, stride in strides) else
+                 self.emitter.combine(device, [part, whole], "SUM")
+                 for position, (device, part, whole) in enumerate(blocks)]
+        return mtf.ops.LazyAllreduceSum(self, self.LaidOutTensor(added), parts.mesh_axes, parts.add_counter_fn)
+
     def allreduce(self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOut:
         """Combines over mesh axes: "SUM", "MAX" or "MIN"."""
         if not mesh_axes:

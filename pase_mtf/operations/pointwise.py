@@ -25,7 +25,8 @@ def _lower_binary(op: mtf.ops.BinaryOpWithBroadcasting, lowering: Lowering) -> N
                 laid_out.to_laid_out_tensor().tensor_list)
         xs.append(laid_out)
     if op._tf_fn is tf.add and not whole:
-        result = lowering.added_rows(*xs) or impl.slicewise_delay_allreduce(op._tf_fn, *xs)
+        result = (lowering.added_rows(*xs) or lowering.added_parts(op, xs)
+                  or impl.slicewise_delay_allreduce(op._tf_fn, *xs))
     else:
         result = impl.slicewise(op._tf_fn, *xs)
         if len(whole) == 2:

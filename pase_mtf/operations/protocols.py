@@ -278,6 +278,10 @@ class Lowering(Protocol):
     def added_rows(self, one: LaidOut, other: LaidOut) -> mtf.ops.LazyAllreduceSum | None:
         """The sum of two such sums as one; None where they are others, or parts of it are less than rows of both."""
 
+    def added_parts(self, addition: mtf.Operation, xs: Sequence[LaidOut]) -> mtf.ops.LazyAllreduceSum | None:
+        """The sum of two tensors as a pending sum where only one of them is pending, or each over axes of its own; None
+        where it does not stay pending."""
+
     def random_seed(self) -> tf.Tensor:
         """Two int32 numbers that differ from step to step."""
 

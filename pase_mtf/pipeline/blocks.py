@@ -176,8 +176,8 @@ def summed_within(graph: ComputationGraph, starts: tuple[int, ...]) -> Blocks:
                 if edge.pending and blocks.of_layer(edge.source) != blocks.of_layer(edge.target)}
     if not crossing:
         return blocks
-    edges = tuple(dataclasses.replace(edge, pending=()) if (edge.source, edge.pending) in crossing else edge
-                  for edge in graph.edges)
+    edges = tuple(dataclasses.replace(edge, pending=(), added_to=())
+                  if (edge.source, edge.pending) in crossing else edge for edge in graph.edges)
     layers = [_keeping(layer, {dims for source, dims in crossing if source == number})
               for number, layer in enumerate(graph.layers)]
     return Blocks(dataclasses.replace(graph, layers=tuple(layers), edges=edges), starts)
@@ -187,11 +187,14 @@ def _keeping(layer: Layer, kept: set[tuple[str, ...]]) -> Layer:
     """A layer that leaves no sums over these dims pending."""
     if not kept:
         return layer
-    operations = tuple(dataclasses.replace(operation, pending_outputs=tuple(
-        output for output in operation.pending_outputs
-        if (operation.partial_sums[output] if operation.partial_sums else operation.reduced) not in kept))
-        for operation in layer.operations)
-    return dataclasses.replace(layer, operations=operations)
+    operations = []
+    for operation in layer.operations:
+        pending, added = (tuple(
+            output for output in outputs
+            if (operation.partial_sums[output] if operation.partial_sums else operation.reduced) not in kept)
+            for outputs in (operation.pending_outputs, operation.added_outputs))
+        operations.append(dataclasses.replace(operation, pending_outputs=pending, added_outputs=added))
+    return dataclasses.replace(layer, operations=tuple(operations))
 
 
 def part_of_graph(graph: ComputationGraph, first: int, stop: int) -> ComputationGraph:

@@ -139,7 +139,7 @@ class StageMemory:
                     alone.append(moved)
                     kept += self._kept(held, run, fed=operation.kind == "none" and not operation.inputs)
         yield dataclasses.replace(operation, held=tuple(alone))
-        whole = dataclasses.replace(operation, reduced=(), partial_sums=(), pending_outputs=())
+        whole = dataclasses.replace(operation, reduced=(), partial_sums=(), pending_outputs=(), added_outputs=())
         if gradients:
             yield dataclasses.replace(whole, phase="update", held=tuple(gradients))
         if kept:

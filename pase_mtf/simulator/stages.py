@@ -204,7 +204,8 @@ def _sum_seconds(signature: Sequence[OperationSignature], table: ConfigurationTa
     float64 [K]."""
     seconds: dict[tuple[bool, tuple[int, ...]], np.ndarray] = {}
     for entry, times in counted(signature).items():
-        for (columns, outputs), gradient in entry.sums_within(on_edges=reshardings.sums_on_edges):
+        for (columns, outputs), gradient in entry.sums_within(
+                on_edges=reshardings.sums_on_edges, added_on_edges=reshardings.adds_on_edges):
             taken = sum_seconds(entry, columns, outputs, table, reshardings, gradient=gradient)
             # What is summed in the update, the update waits for.
             key = gradient and entry.phase == "backward", tuple(sorted(set(columns)))

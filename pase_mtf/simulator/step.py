@@ -166,7 +166,7 @@ class Step:
         phase, reads = PHASES.index(edge.phase), self._reads(edge)
         source, target = self._layer(edge.source, source_choice), self._layer(edge.target, target_choice)
         parts = self._parts(edge, source_choice)
-        if parts:
+        if parts and not self._added_as_parts(edge, parts, source_choice, target_choice):
             return self._summing_slot(edge, source_choice, target_choice, parts).build(
                 None if reads is None else target.first[reads].tolist())
         exchange = _Exchange(_TRANSFER, *self._ends_of(edge, source_choice, target_choice), edge.shape, edge.itemsize)
@@ -192,6 +192,14 @@ class Step:
         held = self._priced.configurations[edge.source][source_choice].placed(
             self._graph.layers[edge.source], tuple(dict.fromkeys(edge.pending)))
         return tuple(split for split in held.shards if split[0] > 1)
+
+    def _added_as_parts(self, edge: Edge, parts: tuple[tuple[int, int], ...], source_choice: int, target_choice: int,
+                        ) -> bool:
+        """Whether the target adds the parts to the same parts of its own."""
+        source, target = self._ends_of(edge, source_choice, target_choice)
+        held = self._priced.configurations[edge.target][target_choice].placed(
+            self._graph.layers[edge.target], edge.added_to)
+        return source == target and sorted(parts) == sorted(split for split in held.shards if split[0] > 1)
 
     def _summing_slot(self, edge: Edge, source_choice: int, target_choice: int,
                       parts: tuple[tuple[int, int], ...]) -> SummingTasks:

@@ -1,9 +1,12 @@
 """What is priced of sums, against the bytes that cross devices in the lowered graph."""
 
+import random
+
 import crossing
 import pytest
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.graph.configurations import enumerate_configurations
 
 DIMS = {name: mtf.Dimension(name, 48) for name in ("batch", "inputs", "hidden", "other", "heads", "wide")}
 
@@ -86,3 +89,68 @@ def test_sums_that_are_renamed_to_what_they_are_over(program, devices):
     ours = crossing.under_strategy(program, devices, crossing.split("hidden"))
     assert ours.priced == pytest.approx(ours.received, rel=0.01)
     assert 0 < ours.received < 0.7 * stock.received
+
+
+# Sums of several layers that are added
+
+def _gradients_added(layers):
+    """What several layers read has the sum of their gradients, each of which a split of `heads` leaves in parts."""
+    def program(mesh):
+        x = mtf.tanh(_product(_inputs(mesh, "batch", "inputs"), "first", "batch", "hidden"))
+        y = mtf.tanh(_product(x, "w0", "batch", "heads"))
+        for number in range(1, layers):
+            y *= mtf.tanh(_product(x, f"w{number}", "batch", "heads"))
+        return _with_gradients(mtf.reduce_mean(mtf.square(_product(y, "last", "batch", "hidden"))))
+
+    return program
+
+
+def _side_by_side(*over):
+    """Layers beside each other, whose sums are added: x + attention(x) + feed_forward(x)."""
+    def program(mesh):
+        x = mtf.tanh(_product(_inputs(mesh, "batch", "inputs"), "first", "batch", "hidden"))
+        made = [_product(mtf.tanh(_product(x, f"in{number}", "batch", dim)), f"out{number}", "batch", "hidden")
+                for number, dim in enumerate(over)]
+        return _with_gradients(mtf.reduce_mean(mtf.square(mtf.tanh(mtf.add_n([*made, x])))))
+
+    return program
+
+
+ADDED = {"one": _gradients_added(1), "two": _gradients_added(2), "three": _gradients_added(3),
+         "side by side": _side_by_side("heads", "heads", "heads"), "other dims": _side_by_side("heads", "wide")}
+
+
+@pytest.mark.parametrize("name", ADDED)
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_sums_that_are_added_are_made_once(name, devices):
+    for found in (crossing.under_layout(ADDED[name], devices, "heads:all;wide:all"),
+                  crossing.under_strategy(ADDED[name], devices, crossing.split("heads", "wide"))):
+        assert found.priced == pytest.approx(found.received, rel=0.01)
+        assert found.received > 0
+
+
+@pytest.mark.parametrize("layout", ["heads:one;wide:other", "heads:one;wide:one", "heads:one;wide:one;batch:other",
+                                    "heads:one;batch:other", "heads:other;hidden:one"])
+def test_sums_over_several_axes_are_made_by_themselves(layout):
+    found = crossing.under_layout(_side_by_side("heads", "wide"), 4, layout, "one:2;other:2")
+    assert found.priced == pytest.approx(found.received, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ADDED)
+@pytest.mark.parametrize("devices", [6, 8])
+def test_no_more_is_sent_than_priced_where_layers_are_split_otherwise(name, devices):
+    """What is not the same parts is summed, and added to one of those of the layer that adds."""
+    def some(seed):
+        def choose(graph, devices):
+            rng, found = random.Random(seed), []
+            for layer in graph.layers:
+                offered = enumerate_configurations(layer, devices)
+                in_parts = [each for each in offered if any(dim in ("heads", "wide") for dim, _ in each.axes)]
+                found.append(rng.choice(in_parts if in_parts and rng.random() < 0.75 else offered))
+            return found
+
+        return choose
+
+    for seed in range(4):
+        found = crossing.under_strategy(ADDED[name], devices, some(seed))
+        assert found.received <= 1.001 * found.priced

@@ -117,3 +117,33 @@ def test_a_file_in_which_a_sum_is_nobodys_is_refused(tmp_path, pending):
     path.write_text(json.dumps(data))
     with pytest.raises(FormatError, match="sum"):
         ComputationGraph.load(path)
+
+
+def _added(mesh):
+    """The gradients of what two layers read are added in one of them."""
+    x = mtf.get_variable(mesh, "x", mtf.Shape([BATCH, INPUTS]))
+    read = mtf.tanh(x)
+    made = [mtf.einsum([read, mtf.get_variable(mesh, name, mtf.Shape([INPUTS, HIDDEN]))], [BATCH, HIDDEN])
+            for name in ("one", "other")]
+    loss = mtf.reduce_mean(mtf.tanh(made[0]) * mtf.tanh(made[1]))
+    mtf.assign(x.operation, mtf.gradients([loss], [x])[0])
+
+
+def test_sums_of_two_layers_are_added_before_they_are_summed(tmp_path):
+    graph = _exported(_added)
+    (edge,) = [edge for edge in graph.edges if edge.added_to]
+    assert edge.pending == edge.added_to == ("hidden",)
+    assert sum(operation.added_outputs == (0,) for operation in graph.layers[edge.source].operations) == 1
+    graph.save(tmp_path / "graph.json")
+    assert ComputationGraph.load(tmp_path / "graph.json") == graph
+
+
+@pytest.mark.parametrize("added_to", [[], ["nope"], [""], ["batch"]])
+def test_a_file_in_which_a_sum_is_added_to_what_is_none_is_refused(tmp_path, added_to):
+    path = tmp_path / "graph.json"
+    _exported(_added).save(path)
+    data = json.loads(path.read_text())
+    next(edge for edge in data["edges"] if edge.get("added_to"))["added_to"] = added_to
+    path.write_text(json.dumps(data))
+    with pytest.raises(FormatError, match="sum"):
+        ComputationGraph.load(path)
