@@ -88,9 +88,14 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[tuple[str,
         for other, file in seen.items():
             if _is_same(path, file):
                 raise UsageError(f"{named} is the file of {other} as well; choose another name")
-        if os.path.lexists(path) and not may_replace(path):
+        if os.path.lexists(path) and not _is_empty(path) and not may_replace(path):
             raise UsageError(f"{named} exists; choose another name{otherwise}")
         seen[flag] = path
+
+
+def _is_empty(path: str) -> bool:
+    """Whether it is a file in which nothing is, as `mktemp` makes them: that is nothing to lose."""
+    return os.path.isfile(path) and os.path.getsize(path) == 0
 
 
 def _is_same(path: str, other: str) -> bool:

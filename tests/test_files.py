@@ -41,6 +41,10 @@ def test_what_is_new_or_may_be_replaced_is_not(folder):
     check_outputs({"--json": "new.json", "--plot": "there/new.svg", "--save": None}, read)
     check_outputs({"--json": "old.json"}, read, may_replace=lambda path: path == "old.json")
     check_outputs({"--json": "local"}, read)  # the name of a machine, and no file
+    (folder / "made.tmp").touch()  # as mktemp does
+    check_outputs({"--json": "made.tmp"}, read)
+    with pytest.raises(UsageError, match="is read for --curve"):
+        check_outputs({"--json": "made.tmp"}, [("--curve", "made.tmp")])
     for path in ("old.json", "dangling"):
         (folder / "dangling").unlink(missing_ok=True)
         (folder / "dangling").symlink_to("nowhere")

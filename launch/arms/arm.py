@@ -30,6 +30,7 @@ from pase_mtf.launch.cluster.lost import LOST, lost_process
 from pase_mtf.launch.console import Stage, summarize_error
 from pase_mtf.launch.data import Batch, number_of
 from pase_mtf.launch.plan import Plan
+from pase_mtf.lowering.emit import Emitter
 from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.mesh import DeviceMeshImpl
 from pase_mtf.lowering.ranks import Rank, run_options
@@ -87,6 +88,7 @@ class Arm:
         self.timeline: Timeline | None = None
         self.fallen: list[str] = []
         self._board, self._number = board, next(board.arms) if board else 0
+        self._apart = not Emitter(devices.names).shared
         self._numbers = {short_device(name): number for number, name in enumerate(devices.names)}
         start = time.perf_counter()
         self._graph = tf.Graph()
@@ -178,7 +180,7 @@ class Arm:
         """What a traced step tells of memory and time, on the devices of all ranks: by the clock of each, from when it
         began."""
         nbytes = max(peak_bytes_per_device(metadata, self._held).values(), default=0)
-        slices = traced_slices(metadata, self._works, self._numbers) if self._works else []
+        slices = traced_slices(metadata, self._works, self._numbers, apart=self._apart) if self._works else []
         self.fallen = fallen_to_cpu(metadata, self._graph)
         if self._board:
             mine = [one._replace(begin=one.begin - began, end=one.end - began) for one in slices]

@@ -17,6 +17,8 @@ from pase_mtf.simulator.timeline import Slice, Timeline
 __all__ = ["Work", "fallen_to_cpu", "timeline_of", "traced_slices", "works_of"]
 
 _NANOSECONDS = 1e-9
+_COPYING = ("Split", "SplitV", "Slice", "ConcatV2", "AddN")
+"""What makes the pieces that are sent, and puts them together."""
 
 
 class Work(NamedTuple):
@@ -49,7 +51,8 @@ def works_of(graph: ComputationGraph, program: mtf.Graph, lowering: mtf.Lowering
     return {scope.rstrip("/"): works[operation] for scope, operation in lowering.scopes.items() if operation in works}
 
 
-def traced_slices(metadata: tf.RunMetadata, works: Mapping[str, Work], devices: Mapping[str, int]) -> list[Slice]:
+def traced_slices(metadata: tf.RunMetadata, works: Mapping[str, Work], devices: Mapping[str, int], *,
+                  apart: bool = False) -> list[Slice]:
     """What the devices did in a step as it was traced: every node from when its computation began until it ended, in
     seconds since the epoch.
 
@@ -59,9 +62,12 @@ def traced_slices(metadata: tf.RunMetadata, works: Mapping[str, Work], devices: 
       metadata: of a run with FULL_TRACE.
       works: name scope -> what its nodes are made for (`works_of`).
       devices: short name of a device (`memory.short_device`) -> its number.
+      apart: whether they have memory of their own: what slices and concatenates is told from what is sent, as it is in
+        a step that was simulated.
     """
-    return [Slice(_kind(node, work), work.phase, work.layer, device, device, begin, end)
-            for device, node, begin, end in _nodes(metadata, devices) if (work := _owner(node, works)) is not None]
+    return [Slice(_kind(node, work, operation if apart else ""), work.phase, work.layer, device, device, begin, end)
+            for device, node, operation, begin, end in _nodes(metadata, devices)
+            if (work := _owner(node, works)) is not None]
 
 
 def timeline_of(slices: Sequence[Slice], devices: int, name: str) -> Timeline:
@@ -78,16 +84,16 @@ def timeline_of(slices: Sequence[Slice], devices: int, name: str) -> Timeline:
     return Timeline(name, devices, max((one.end for one in ordered), default=0.0), tuple(ordered))
 
 
-def _nodes(metadata: tf.RunMetadata, devices: Mapping[str, int]) -> Iterator[tuple[int, str, float, float]]:
-    """(device, name, begin, end in seconds) of every node that computes."""
+def _nodes(metadata: tf.RunMetadata, devices: Mapping[str, int]) -> Iterator[tuple[int, str, str, float, float]]:
+    """(device, name, TensorFlow's operation, begin, end in seconds) of every node that computes."""
     for device in metadata.step_stats.dev_stats:
         number = devices.get(short_device(device.device))
         if number is None:
             continue
         for node in device.node_stats:
-            if _type_of(node) not in IDLE_NODES:
+            if (kind := _type_of(node)) not in IDLE_NODES:
                 begin, end = (node.all_start_nanos + when for when in (node.op_start_rel_nanos, node.op_end_rel_nanos))
-                yield number, node.node_name, _NANOSECONDS * begin, _NANOSECONDS * end
+                yield number, node.node_name, kind, _NANOSECONDS * begin, _NANOSECONDS * end
 
 
 def fallen_to_cpu(metadata: tf.RunMetadata, graph: tf.Graph) -> list[str]:
@@ -120,11 +126,11 @@ def _owner(node: str, works: Mapping[str, Work]) -> Work | None:
     return None
 
 
-def _kind(node: str, work: Work) -> str:
-    """The kind of a slice (`simulator.slots.KINDS`), by the name scope that the lowering gives it."""
+def _kind(node: str, work: Work, operation: str) -> str:
+    """The kind of a slice (`simulator.slots.KINDS`), by the name scope that the lowering gives it, and what it is."""
     words = {word.rpartition("_")[0] if word.rpartition("_")[2].isdigit() else word for word in node.split("/")}
     if RESHARDING in words:
-        return "resharding"
+        return "copying" if operation in _COPYING else "resharding"
     if ALL_REDUCE in words:
         return "all-reduce" if work.phase == "forward" else "gradient all-reduce"
     return "kernels"

@@ -124,7 +124,8 @@ def _joined(shards: np.ndarray, wanted: np.ndarray,
 
 
 def summing_seconds(nbytes: np.ndarray, way: np.ndarray, size: np.ndarray, machine: Machine) -> np.ndarray:
-    """Seconds in which a device splits, adds up and concatenates what an all-reduce of our lowering sends.
+    """Seconds in which a device adds up and concatenates what an all-reduce of our lowering sends. What it splits is
+    counted as lying in memory as it is: that is so of the first dim, which most gradients are split along, and buckets.
 
     Args:
       nbytes: float64 [K], what each device has before and after.
@@ -135,11 +136,11 @@ def summing_seconds(nbytes: np.ndarray, way: np.ndarray, size: np.ndarray, machi
     Returns:
       float64 [K].
     """
-    # Split and concatenated, a tensor is read and written twice; the sums read their parts and are written.
-    ends, members = 4.0, np.maximum(size, 1.0)
+    # The concatenation is read and written; the sums read their parts and are written.
+    ends, members = 2.0, np.maximum(size, 1.0)
     copied = np.select([way == PAIR, way == HUB, way == PIECES, way == RING],
                        [3.0 * np.ones_like(members), members + 1.0, ends + 1.0 + 1.0 / members,
                         ends + 3.0 * (members - 1.0) / members])
-    nodes = np.select([way == PIECES, way == RING], [3.0, 2.0], 1.0)  # a ring's hops have their latencies
+    nodes = np.where(way == PIECES, 2.0, 1.0)  # a ring's hops have their latencies
     seconds = machine.with_overhead(copied * nbytes / machine.memory_bandwidth, nodes)
     return np.where(size > 1, seconds, 0.0)

@@ -228,8 +228,8 @@ class GraphSearch:
                     f"{rules_text(rules) or 'no rules'}); take more devices, a smaller batch, or a higher memory limit "
                     "(none lifts it)")
         if search.rejected and (unsplit := self._verify(self.meshes[0], {})) is not None:
-            return (f"{name}: no layout lowers, for the program does not on one device either: operation "
-                    f"{unsplit.operation}: {unsplit.reason}; change the operation")
+            return (f"{name}: no layout lowers, not even where nothing is split: operation {unsplit.operation}: "
+                    f"{unsplit.reason}; change the operation")
         if search.rejected and math.isfinite(search.bound):
             return (f"{name}: none of the {len(search.rejected):,} layouts that were tried lowers, and there are more: "
                     f"{search.rejected[0][1]}; change the operation or fix dims")

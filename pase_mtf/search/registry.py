@@ -138,7 +138,8 @@ def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | No
 @functools.cache
 def _options(function: Callable[..., Solution]) -> frozenset[str] | None:
     """The options a search takes; None if it takes any."""
-    parameters = inspect.signature(function).parameters.values()
+    _, *parameters = inspect.signature(function).parameters.values()  # the first is the network
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return frozenset(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
+    return frozenset(parameter.name for parameter in parameters
+                     if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD))

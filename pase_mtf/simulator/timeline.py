@@ -17,10 +17,10 @@ __all__ = ["Slice", "Timeline"]
 
 _NANOSECONDS = 1e9
 _ROWS = ("kernels", "communication")
-_COLORS = {"kernels": "tab:blue", "all-reduce": "tab:red", "gradient all-reduce": "tab:orange",
-           "resharding": "tab:purple", "transfer": "tab:green", "copying": "tab:cyan"}
 _OF_KERNELS = ("kernels", "copying")
 """What a device's kernels do."""
+_COLORS = {"kernels": "tab:blue", "all-reduce": "tab:red", "gradient all-reduce": "tab:orange",
+           "resharding": "tab:purple", "transfer": "tab:green", "copying": "tab:cyan"}
 
 
 class Slice(NamedTuple):

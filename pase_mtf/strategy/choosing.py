@@ -67,7 +67,10 @@ def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, 
         **simple.search, "optimal": False, "gap": gap_above(simple.seconds, found.search["lower_bound"]),
         "simpler": "data_parallel", "best_seconds": found.seconds}
     if judged:
-        told.update({"simulated_seconds": taken, "shortest_simulated_seconds": least})
+        told.update({"simulated_seconds": taken,
+                     "shortest_simulated_seconds": found.search.get("shortest_simulated_seconds", least)})
+        for of_what_was_found in ("simulated_rank", "cheapest_simulated_seconds"):
+            told.pop(of_what_was_found, None)
     return dataclasses.replace(simple, search=told)
 
 

@@ -60,8 +60,9 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
       simulate: how many of the cheapest strategies (as far as they are found in ten seconds) to simulate a step of,
         for "exact": costs add up, while on devices of their own kernels overlap with what is sent. Simulated as well
         are those that are cheapest where the backward pass hides gradients' all-reduces, and data parallelism; the one
-        whose step is shortest is returned. The strategy's search says how many ("simulated"), how long
-        ("simulated_seconds"), and the place by cost ("simulated_rank"). For "mcmc": walk on simulated steps, not on
+        whose step is shortest is returned, or the cheapest of those that take longer by a thousandth at most. The
+        strategy's search says how many ("simulated"), how long ("simulated_seconds"), and the place by cost
+        ("simulated_rank"). For "mcmc": walk on simulated steps, not on
         costs, if it is not 0. By default "exact" simulates up to ten (fewer of a large network) where the machine's
         devices have cores of their own and are no more than 64; 0: the cheapest is returned.
       prices: "roofline": by the rates of the machine; "measured": by the TensorFlow kernels that strategies run on the

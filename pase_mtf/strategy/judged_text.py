@@ -65,9 +65,9 @@ def judged_text(search: SearchReport) -> str:
     text = f"simulated {milliseconds(search['simulated_seconds'])}, the shortest of {search['simulated']}"
     if "shortest_simulated_seconds" in search:  # which was not taken
         text += f" takes {milliseconds(search['shortest_simulated_seconds'])}"
-    elif "first_simulated_seconds" in search:
+    if "first_simulated_seconds" in search:
         text += f", of which the first took {milliseconds(search['first_simulated_seconds'])}"
-    elif search.get("simulated_rank", 1) > 1:
+    if search.get("simulated_rank", 1) > 1:
         text += (f", by cost number {search['simulated_rank']}: the cheapest takes "
                  f"{milliseconds(search['cheapest_simulated_seconds'])}")
     if "overlap" in search:

@@ -102,7 +102,7 @@ def test_if_nothing_lowers_operation_and_dim_are_named():
         b = Builder(tf.float32)
         loss = program(b, Hopeless)
         with pytest.raises(InfeasibleError, match=(
-                r"no layout lowers, for the program does not on one device either: operation picky: .*never")):
+                r"no layout lowers, not even where nothing is split: operation picky: .*never")):
             find_layout(b.graph, 4, [loss], FLAT)
 
 

@@ -182,6 +182,15 @@ def test_own_search_can_be_registered(monkeypatch):
         return first(network)
     assert solve(network, "second", gap=0.5, start=1).cost == solution.cost
 
+    @register("plain")
+    def plain(network, time_limit=None, gap=0.0, progress=None, start=0):
+        """What is called by keyword may be taken by place, too."""
+        assert (time_limit is not None, gap, progress, start) == (True, 0.5, None, 1)
+        return first(network)
+    assert solve(network, "plain", time_limit=5, gap=0.5, start=1).cost == solution.cost
+    with pytest.raises(UsageError, match="search 'plain' has no option 'seed'"):
+        solve(network, "plain", **{"seed": 1})
+
     @register("third")
     def third(network):
         """Counts nothing: what is set all the same is refused."""

@@ -38,6 +38,17 @@ def test_what_nodes_are_made_for():
     assert timeline_of(traced_slices(_metadata(CPU_0=[]), works, {"CPU:0": 0}), 1, "nothing").seconds == 0.0
 
 
+def test_what_is_copied_is_told_from_what_is_sent_where_devices_have_memory_of_their_own():
+    metadata = _metadata(CPU_0=[_node("einsum/resharding/Split", "Split", 0, 1),
+                                _node("einsum/resharding/Recv", "CollectiveGather", 1, 2),
+                                _node("einsum/resharding/concat", "ConcatV2", 2, 3),
+                                _node("einsum/Concat", "ConcatV2", 3, 4)])
+    sent = ["resharding"] * 3
+    for apart, kinds in ((True, ["copying", "resharding", "copying"]), (False, sent)):
+        found = traced_slices(metadata, {"einsum": Work("dense", "forward")}, {"CPU:0": 0}, apart=apart)
+        assert [one.kind for one in found] == [*kinds, "kernels"]
+
+
 def test_operations_without_a_kernel_for_gpus_are_told():
     with tf.Graph().as_default() as graph:
         for device, name in (("GPU:0", "unique"), ("GPU:0", "product"), ("CPU:0", "feed"), ("GPU:0", "const")):
