@@ -69,8 +69,8 @@ def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, 
     if judged:
         told.update({"simulated_seconds": taken,
                      "shortest_simulated_seconds": found.search.get("shortest_simulated_seconds", least)})
-        for of_what_was_found in ("simulated_rank", "cheapest_simulated_seconds"):
-            told.pop(of_what_was_found, None)
+        told.pop("simulated_rank", None)  # those of what was found
+        told.pop("cheapest_simulated_seconds", None)
     return dataclasses.replace(simple, search=told)
 
 
