@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pase_mtf.arguments import checked_arguments
@@ -28,6 +28,7 @@ from pase_mtf.layout.stacking import is_not_stacked
 from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.plans import plan_from_configurations, updates_from_configurations
 from pase_mtf.machine.machine import LOCAL
+from pase_mtf.replaced import replaced
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import Strategy
 
@@ -89,24 +90,11 @@ class _Stop(BaseException):
 
 
 @contextlib.contextmanager
-def _lowering_becomes(replacement: Callable[..., None]) -> Iterator[None]:
-    """Replaces what `mtf.Lowering(...)` does, within the block.
-
-    The class itself stays, since a program may have imported it by itself: only its __init__ is replaced.
-    """
-    original = mtf.Lowering.__init__
-    mtf.Lowering.__init__ = replacement
-    try:
-        yield
-    finally:
-        mtf.Lowering.__init__ = original
-
-
-@contextlib.contextmanager
 def capture_graph() -> Iterator[CapturedGraph]:
     """Runs a program up to the first `mtf.Lowering(graph, ...)`, and leaves the block there.
 
-    What follows in the block is skipped. Only the graph is kept, as it was before lowering.
+    What follows in the block is skipped. Only the graph is kept, as it was before lowering. What other threads lower
+    meanwhile is lowered as ever.
 
     Yields:
       CapturedGraph, whose `graph` is there after the block.
@@ -122,7 +110,8 @@ def capture_graph() -> Iterator[CapturedGraph]:
         _OWN[graph] = captured.own
         raise _Stop
 
-    with contextlib.suppress(_Stop), _lowering_becomes(stop):
+    # The class itself stays, since a program may have imported it by itself: only its __init__ is replaced.
+    with contextlib.suppress(_Stop), replaced(mtf.Lowering, "__init__", lambda _: stop):
         yield captured
 
 
@@ -145,6 +134,8 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
                   machine: GivenMachine = LOCAL, method: str = "exact", **options: Any) -> Iterator[SwappedLowering]:
     """Within the block `mtf.Lowering(graph, {mesh: mesh_impl})` lowers every layer with its own layout.
 
+    That of this thread: what other threads lower meanwhile is lowered as ever.
+
     Args:
       strategy: for the graph that will be lowered. By default it is searched for, at the moment of lowering.
       devices: names of the devices (default: those of the program's mesh implementation).
@@ -162,14 +153,10 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
       MismatchError: in the block, if the strategy is of another graph.
     """
     swapped = SwappedLowering()
-    original = mtf.Lowering.__init__
 
     def lower(self: mtf.Lowering, graph: mtf.Graph, mesh_to_impl: Mapping[mtf.Mesh, mtf.MeshImpl], *_: object,
               **__: object) -> None:
         if type(self) is not mtf.Lowering:
-            if isinstance(self, PlanLowering):
-                original(self, graph, mesh_to_impl)
-                return
             raise UsageError(f"{type(self).__name__} is a subclass of mtf.Lowering with a lowering of its own; "
                              "use pase_mtf.lower where it is made")
         names = list(devices) if devices is not None else _devices_of(mesh_to_impl)
@@ -187,7 +174,7 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
         swapped.lowerings.append(self)
         swapped.strategies.append(chosen)
 
-    with _lowering_becomes(lower):
+    with replaced(mtf.Lowering, "__init__", lambda _: lower):
         yield swapped
 
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.replaced import replaced
 
 __all__ = ["placeholder_masters"]
 
@@ -18,15 +19,16 @@ def placeholder_masters() -> Iterator[None]:
     read of every slot). Variables that the program makes by itself are as ever.
     """
     making = False
-    original = mtf.Variable.__init__
 
-    def init(self: mtf.Variable, *args: object, **kwargs: object) -> None:
-        nonlocal making
-        before, making = making, True
-        try:
-            original(self, *args, **kwargs)
-        finally:
-            making = before
+    def noting(original: Callable[..., None]) -> Callable[..., None]:
+        def init(self: mtf.Variable, *args: object, **kwargs: object) -> None:
+            nonlocal making
+            before, making = making, True
+            try:
+                original(self, *args, **kwargs)
+            finally:
+                making = before
+        return init
 
     def create(next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
         if not making:
@@ -34,9 +36,5 @@ def placeholder_masters() -> Iterator[None]:
         with tf.name_scope(None):
             return tf.placeholder(kwargs["dtype"], kwargs["shape"], name=kwargs["name"])
 
-    mtf.Variable.__init__ = init
-    try:
-        with tf.variable_creator_scope(create):
-            yield
-    finally:
-        mtf.Variable.__init__ = original
+    with replaced(mtf.Variable, "__init__", noting), tf.variable_creator_scope(create):
+        yield

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from pase_mtf.compat import mtf, placement_mesh_impl
 from pase_mtf.layout.space import MeshShape
+from pase_mtf.replaced import replaced
 
 __all__ = ["Reads", "watched"]
 
@@ -320,20 +321,8 @@ def _unnoted(reads: Reads, original: Callable[..., None]) -> Callable[..., None]
     return init
 
 
-@contextlib.contextmanager
-def _replaced(place: object, name: str, replacement: Callable[..., object]) -> Iterator[None]:
-    original = getattr(place, name)
-    setattr(place, name, replacement)
-    try:
-        yield
-    finally:
-        setattr(place, name, original)
-
-
-def _in_patterns(name: str) -> Callable[..., object]:
+def _in_patterns(original: Callable[..., object]) -> Callable[..., object]:
     """A function of `re`, whose compiled code asks its strings nothing."""
-    original = getattr(re, name)
-
     def search(*args: object, **kwargs: object) -> object:
         for argument in (*args, *kwargs.values()):
             if isinstance(argument, _Text):
@@ -347,8 +336,8 @@ def watched(mesh: MeshShape, rules: Mapping[str, str], texts: tuple[str, str]) -
         tuple[Reads, dict[str, str]]]:
     """The arguments of a program, whose use is noted within the block.
 
-    Patterns that a program has compiled beforehand, `str.join` and `io.StringIO` read a string without its knowledge;
-    everything else is seen.
+    Patterns that a program has compiled beforehand, `str.join` and `io.StringIO` read a string without its knowledge,
+    and so do patterns in threads that the program starts; everything else is seen.
 
     Args:
       mesh, rules: the layout.
@@ -364,19 +353,17 @@ def watched(mesh: MeshShape, rules: Mapping[str, str], texts: tuple[str, str]) -
         noted.reads, noted.argument = reads, argument
     impl = placement_mesh_impl.PlacementMeshImpl
     attention = sys.modules.get(_ATTENTION)
+    noting: list[tuple[object, str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = [
+        (_ops, "_parse_string_to_list_of_pairs", functools.partial(_parse, reads)),
+        *((holder, "tensor_dim_to_mesh_dim_size", functools.partial(_parts, reads)) for holder in (_ops, mtf)),
+        (mtf.Shape, "__init__", _new_shape), (mtf.LayoutRules, "__init__", _new_rules),
+        *([(attention, _RESHAPE, functools.partial(_attention, reads))] if attention else []),
+        (impl, "__init__", functools.partial(_unnoted, reads)),  # it counts its devices
+        *((re, name, _in_patterns) for name in ("search", "match", "fullmatch", "split", "findall", "finditer", "sub",
+                                                "subn"))]
     with contextlib.ExitStack() as stack:
-        for place, name, replacement in (
-                (_ops, "_parse_string_to_list_of_pairs", _parse(reads, _ops._parse_string_to_list_of_pairs)),
-                *((place, "tensor_dim_to_mesh_dim_size", _parts(reads, _ops.tensor_dim_to_mesh_dim_size))
-                  for place in (_ops, mtf)),
-                (mtf.Shape, "__init__", _new_shape(mtf.Shape.__init__)),
-                (mtf.LayoutRules, "__init__", _new_rules(mtf.LayoutRules.__init__)),
-                *([(attention, _RESHAPE, _attention(reads, getattr(attention, _RESHAPE)))] if attention else []),
-                # It counts its devices.
-                (impl, "__init__", _unnoted(reads, impl.__init__)),
-                *((re, name, _in_patterns(name)) for name in ("search", "match", "fullmatch", "split", "findall",
-                                                              "finditer", "sub", "subn"))):
-            stack.enter_context(_replaced(place, name, replacement))
+        for holder, name, make in noting:
+            stack.enter_context(replaced(holder, name, make))
         try:
             yield reads, given
         finally:

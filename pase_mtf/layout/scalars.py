@@ -4,13 +4,16 @@ for."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from typing import TypeAlias
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.replaced import replaced
 
 __all__ = ["shared_scalars"]
 
 _ops = mtf.ops
+_Pair: TypeAlias = tuple[mtf.Tensor, mtf.Tensor]
 
 
 @contextlib.contextmanager
@@ -19,7 +22,6 @@ def shared_scalars() -> Iterator[None]:
 
     Optimizers are full of them. The operations of the Mesh-TF graph are as ever.
     """
-    original = _ops.binary_arguments_to_tensors
     constants: dict[Hashable, tf.Tensor] = {}
 
     def shared(value: object, other: object) -> object:
@@ -31,11 +33,8 @@ def shared_scalars() -> Iterator[None]:
                 constants[key] = tf.convert_to_tensor(value, dtype=other.dtype)
         return constants[key]
 
-    def convert(x1: object, x2: object) -> tuple[mtf.Tensor, mtf.Tensor]:
-        return original(shared(x1, x2), shared(x2, x1))
+    def sharing(original: Callable[..., _Pair]) -> Callable[..., _Pair]:
+        return lambda x1, x2: original(shared(x1, x2), shared(x2, x1))
 
-    _ops.binary_arguments_to_tensors = convert
-    try:
+    with replaced(_ops, "binary_arguments_to_tensors", sharing):
         yield
-    finally:
-        _ops.binary_arguments_to_tensors = original

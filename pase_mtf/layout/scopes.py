@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from pase_mtf.compat import variable_scope
+from pase_mtf.replaced import replaced
 
 __all__ = ["quick_scopes"]
 
@@ -42,9 +43,11 @@ def quick_scopes() -> Iterator[None]:
 
     Mesh-TF opens one for most operations. Names come out as ever.
     """
-    store = variable_scope._VariableScopeStore
-    original = store.close_variable_subscopes
+    with replaced(variable_scope._VariableScopeStore, "close_variable_subscopes", _quick):
+        yield
 
+
+def _quick(original: Callable[..., None]) -> Callable[..., None]:
     def close(self: variable_scope._VariableScopeStore, scope: str | None) -> None:
         if scope is None:
             original(self, scope)
@@ -52,9 +55,4 @@ def quick_scopes() -> Iterator[None]:
         if not isinstance(self.variable_scopes_count, _Counts):
             self.variable_scopes_count = _Counts(self.variable_scopes_count)
         self.variable_scopes_count.close(scope)
-
-    store.close_variable_subscopes = close
-    try:
-        yield
-    finally:
-        store.close_variable_subscopes = original
+    return close

@@ -26,6 +26,7 @@ from pase_mtf.operations.copying import (
 )
 from pase_mtf.operations.lowering_key import lowering_key
 from pase_mtf.operations.protocols import LaidOut
+from pase_mtf.replaced import replaced
 
 __all__ = ["Trial", "try_operation"]
 
@@ -222,7 +223,8 @@ class _Bench:
         shape = mtf.Shape([mtf.Dimension(f"axis{axis}", size) for axis, size in enumerate(parts)])
         impl = placement_mesh_impl.PlacementMeshImpl(
             shape, mtf.LayoutRules([(name, f"axis{axis}") for name, axis in rules.items()]), [_DEVICE] * shape.size)
-        return made, impl, lowering(graph, {mesh: impl})
+        with replaced(mtf.Lowering, "__init__", None):  # whoever asks may be where it is swapped
+            return made, impl, lowering(graph, {mesh: impl})
 
     def _follow_outputs(self) -> None:
         """Gives dims that only outputs have the sizes that come out, where these differ."""

@@ -1,9 +1,13 @@
 """Programs that lower deep inside: captured before it, or lowered in our way."""
 
+import re
+import threading
+
 import numpy as np
 import pytest
 from harness import device_names, read_before_updating, session
 from nets import build
+from own_operations import Doubled
 
 import pase_mtf
 from pase_mtf.calibration.cache import kernels_path
@@ -180,3 +184,80 @@ def test_public_names():
     assert pase_mtf.capture_graph is capture_graph
     assert pase_mtf.swap_lowering is swap_lowering
     assert pase_mtf.find_layout is find_layout
+
+
+def _in_another_thread(call):
+    """What a call returns or raises there."""
+    found = []
+
+    def run():
+        try:
+            found.append(call())
+        except BaseException as error:  # what leaves a program is none that it may catch
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(300)
+    return found[0]
+
+
+def _lowered():
+    with tf.Graph().as_default():
+        return type(model_fn()[0])
+
+
+def test_other_threads_lower_as_ever():
+    with tf.Graph().as_default(), swap_lowering(machine="h100"):
+        assert _in_another_thread(_lowered) is mtf.Lowering
+        assert isinstance(model_fn()[0], PlanLowering)
+    with tf.Graph().as_default():
+        with capture_graph() as captured:
+            assert _in_another_thread(_lowered) is mtf.Lowering
+            model_fn()
+        assert captured.found
+
+
+def test_programs_are_built_in_two_threads_at_once():
+    """Each comes to its lowering while the other one is still building; afterwards all is as it was."""
+    places = [(mtf.Lowering, "__init__"), (mtf.Variable, "__init__"), (mtf.Shape, "__init__"), (re, "sub"),
+              (mtf.ops, "binary_arguments_to_tensors")]
+    before, found = [getattr(*place) for place in places], {}
+    building, captured = threading.Event(), threading.Event()
+
+    def first(mesh_shape="a:4", layout=""):
+        building.set()
+        assert captured.wait(300)
+        model_fn(mesh_shape or "a:4", layout)
+
+    def second(mesh_shape="a:4", layout=""):
+        assert building.wait(300)
+        model_fn(mesh_shape or "a:4", layout)
+
+    def find(name, program):
+        found[name] = _in_another_thread(lambda: find_layout(program, 4, machine="h100"))
+        captured.set()
+
+    threads = [threading.Thread(target=find, args=(program.__name__, program)) for program in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(600)
+    layouts = {name: getattr(layout, "layout_rules", layout) for name, layout in found.items()}
+    assert layouts["first"] == layouts["second"]
+    assert isinstance(layouts["first"], str)
+    assert [getattr(*place) for place in places] == before
+    assert _lowered() is mtf.Lowering
+
+
+def test_what_is_tried_on_the_way_is_not_swapped():
+    """An Operation class of the program's own is tried by lowering it as Mesh-TF does."""
+    with tf.Graph().as_default(), swap_lowering(machine="h100") as swapped:
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 4]), mtf.Shape([mtf.Dimension("a", 8), mtf.Dimension("b", 4)]))
+        y = Doubled(x).outputs[0]
+        mtf.Lowering(graph, {mesh: placement_mesh_impl.PlacementMeshImpl("all:4", "", device_names(4))})
+        assert len(swapped.lowerings) == 1
+        assert "a" in export_graph(graph).layers[-1].splittable
+        assert y.shape == x.shape
