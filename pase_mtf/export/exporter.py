@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,10 +18,13 @@ from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, Laye
 from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.operations.alike import Alike
 from pase_mtf.operations.facts import ASSUMED_TRIPS, OperationFacts, read_operations
-from pase_mtf.operations.flow import Flow
+from pase_mtf.operations.flow import Flow, all_operations
 from pase_mtf.operations.nodes import Nodes
 
-__all__ = ["export_as", "export_graph"]
+__all__ = ["export_as", "export_graph", "is_export_of"]
+
+_MADE: weakref.WeakKeyDictionary[mtf.Graph, weakref.ref[ComputationGraph]] = weakref.WeakKeyDictionary()
+"""What was made of graphs last, with their updates in the layers of their weights."""
 
 
 @checked_arguments
@@ -51,8 +55,11 @@ def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, objec
         facts = read_operations(graph, flow, alike)
         phases = phases_of(graph, facts)
         exporter = _Exporter(graph, facts, phases, flow, sharded_updates, turns)
-        return ComputationGraph(name=name, layers=exporter.layers(), edges=exporter.edges(),
+        made = ComputationGraph(name=name, layers=exporter.layers(), edges=exporter.edges(),
                                 operations=len(facts), meta={**(meta or {}), **_assumed(facts)})
+    if not sharded_updates:
+        _MADE[graph] = weakref.ref(made)
+    return made
 
 
 def export_as(graph: mtf.Graph, graph_hash: str) -> ComputationGraph:
@@ -67,6 +74,20 @@ def export_as(graph: mtf.Graph, graph_hash: str) -> ComputationGraph:
         beside = export_graph(graph, sharded_updates=True)
         found = beside if beside.hash == graph_hash else found
     return found
+
+
+def is_export_of(exported: ComputationGraph, graph: mtf.Graph) -> bool:
+    """Whether this is what `export_graph` makes of a graph as it is now, by the hash, with the updates of weights in
+    their layers. Where it was made of this very graph, nothing is exported again to see that.
+
+    Args:
+      exported: what is said to be that.
+      graph: any mtf.Graph.
+    """
+    made = _MADE.get(graph)
+    if made is not None and made() is exported and exported.operations == len(all_operations(graph)):
+        return True
+    return exported.hash == export_graph(graph).hash
 
 
 def _assumed(facts: Sequence[OperationFacts]) -> dict[str, list[str]]:

@@ -18,7 +18,8 @@ from pase_mtf.amounts import parse_bytes
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import GivenMachine, are_measured, load_machine
 from pase_mtf.compat import mtf, tf
-from pase_mtf.errors import InfeasibleError, UsageError, shortened
+from pase_mtf.errors import InfeasibleError, MismatchError, UsageError, shortened
+from pase_mtf.export.exporter import is_export_of
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.by_kernels import check_program, find_layout_by_kernels, machine_of_kernels
@@ -55,7 +56,7 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
         mtf.Lowering, where it is stopped. A function that takes `mesh_shape` or `layout` (strings) is called for one
         layout after the other, as its graph may depend on it: see `pase_mtf.layout.rebuild`.
       devices: p (default: that of mesh_shape, else 8).
-      outputs: tensors that the program exports.
+      outputs: tensors that the program exports; of a graph (a function returns its own).
       machine: a Machine, the name of one, the path of its file, or "local" (None is the same), which is measured: see
         `pase_mtf.calibration.load.load_machine`.
       mesh_shape: only this one, as "rows:2;cols:4"; otherwise the search chooses.
@@ -66,7 +67,7 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
       together: pairs of dims that are to be on one axis, or both on none.
       compare: layouts to cost too, as "mesh shape;layout rules" ("rows:2;cols:4;batch:rows"), or pairs of the two.
       alternatives: how many of the next best layouts to return.
-      exported: what export_graph made of the graph, if it is at hand.
+      exported: what export_graph made of the graph (no function), if it is at hand.
       name: of the program, for people.
       time_limit: seconds after which the best layout so far is returned, with its gap (`search["gap"]`). What is being
         done then (a build, an export, one mesh shape) is brought to its end; None: the search ends by itself.
@@ -81,11 +82,17 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
 
     Raises:
       UsageError: arguments that do not parse or do not fit each other; a function that returns something else, or
-        needs other arguments.
+        needs other arguments; `outputs` or `exported` beside a function.
+      MismatchError: `exported` is of another graph, or has updates as layers of their own.
       InfeasibleError: no layout lowers (names operation and dim), or satisfies the constraints; where none fits the
         memory limit, with what the lightest needs.
     """
     program = None if isinstance(graph, mtf.Graph) else Program(graph)
+    outputs = list(outputs)
+    if program is not None:
+        for given in (word for word, value in (("outputs", outputs), ("exported", exported)) if value):
+            raise UsageError(f"find_layout: {given} is of a graph, and a function builds one of its own; leave it out"
+                             + (", and return (graph, outputs)" if given == "outputs" else ""))
     if isinstance(memory_limit, str):
         parse_bytes(memory_limit)
     if alternatives < 0:
@@ -103,8 +110,12 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
         progress.say("building the graph")
         # Before the machine is loaded, which takes minutes where it has to be measured: what is wrong with the program
         # is told first.
-        built, tf_graph = ((BuiltGraph(graph, list(outputs)), tf.get_default_graph()) if program is None else
+        built, tf_graph = ((BuiltGraph(graph, outputs), tf.get_default_graph()) if program is None else
                            program.build_first(mesh, devices))
+        if exported is not None and not is_export_of(exported, built.graph):
+            raise MismatchError(f"find_layout: exported={shortened(exported.name)} ({exported.hash}) is not what "
+                                "export_graph makes of this graph without sharded_updates; leave it out, or export "
+                                "this graph")
         stack.enter_context(tf_graph.as_default())
         own = own_layout_of(graph) if program is None else program.own_layout(built)
         foreign = "" if own is None else _why_not_among_these(*own, devices)

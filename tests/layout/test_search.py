@@ -13,7 +13,7 @@ from uniform import layouts_and_uniform_strategies_agree
 from pase_mtf import models
 from pase_mtf.amounts import bytes_text
 from pase_mtf.compat import mtf, tf
-from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.errors import InfeasibleError, MismatchError, UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.layout import search as search_module
 from pase_mtf.layout.costs import LayoutCosts
@@ -368,6 +368,40 @@ def test_mistakes_are_told_in_one_line(arguments, message):
         with pytest.raises((UsageError, InfeasibleError), match=message) as caught:
             find_layout(graph, **{"devices": 8, "outputs": [loss], "machine": FLAT, **arguments})
         assert "\n" not in str(caught.value)
+
+
+def test_an_export_of_another_graph_is_refused(monkeypatch):
+    with tf.Graph().as_default():
+        smaller = export_graph(perceptron(4)[0])
+    with tf.Graph().as_default():
+        net = build("mlp", "sgd", tf.float32)
+        with pytest.raises(MismatchError, match="without sharded_updates"):
+            find_layout(net.graph, 8, [net.loss], FLAT, exported=export_graph(net.graph, sharded_updates=True))
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron()
+        exported = export_graph(graph)
+        for other in (smaller, export_graph(mtf.Graph())):
+            with pytest.raises(MismatchError, match="is not what export_graph makes of this graph") as caught:
+                find_layout(graph, 8, [loss], FLAT, exported=other)
+            assert other.hash in str(caught.value)
+        # One that was read from a file is told by its hash; the graph's own last one is not made again.
+        found = find_layout(graph, 8, [loss], FLAT, exported=dataclasses.replace(exported, name="of a file"))
+        exported = export_graph(graph)
+        monkeypatch.setattr("pase_mtf.export.exporter.phases_of", None)
+        assert find_layout(graph, 8, [loss], FLAT, exported=exported).best == found.best
+        monkeypatch.undo()
+        mtf.square(loss)
+        with pytest.raises(MismatchError):
+            find_layout(graph, 8, [loss], FLAT, exported=exported)
+
+
+def test_what_belongs_to_a_graph_is_refused_beside_a_function():
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron()
+        exported = export_graph(graph)
+        for argument, value in (("outputs", ["anything"]), ("outputs", iter([loss])), ("exported", exported)):
+            with pytest.raises(UsageError, match=f"find_layout: {argument} is of a graph"):
+                find_layout(lambda: perceptron()[0], 8, machine=FLAT, **{argument: value})
 
 
 def test_nothing_to_split_names_operations_and_dims():
