@@ -22,7 +22,7 @@ _R = TypeVar("_R")
 def checked_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """A decorator: an argument of another type than the one declared ends in one line that names it.
 
-    Of a collection the first item is looked at; NumPy's numbers count as Python's.
+    Of a collection the first item is looked at; a string is no collection. NumPy's numbers count as Python's.
 
     Raises (when the function is called):
       UsageError: an argument has another type.
@@ -78,12 +78,20 @@ def _check(function: str, name: str, value: object, hint: object) -> None:
         problem = "is a truth value, not a number"
     elif isinstance(value, classes):
         return
+    elif isinstance(value, (str, bytes)) and any(map(_holds_letters, options)):
+        problem = f"is one {type(value).__name__}; give a list"
     elif looked_into:
         problem = _problem(value, hint)
     else:
         problem = f"is no {' or '.join(_name(option) for option in options)}"
     if problem:
         raise UsageError(f"{function}: {name}={shortened(value)}: {problem}")
+
+
+def _holds_letters(option: object) -> bool:
+    """Whether Python takes a string for a collection of this type: of its letters, which nobody means."""
+    origin = typing.get_origin(option)
+    return isinstance(origin, type) and issubclass(str, origin)
 
 
 def _problem(value: object, hint: object) -> str:

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import pathlib
 import re
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from pase_mtf.calibration import load
 from pase_mtf.compat import mtf, tf
 from pase_mtf.epochs.curve import Run
 from pase_mtf.errors import UsageError
+from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.machine.machine import Machine
 
 # Of these nothing is right anywhere but where `_RIGHT` says so.
@@ -47,7 +49,7 @@ _RIGHT = {
     ("register_operation", "kind"): (type(None),), ("register_operation", "flops"): (type(None),),
     ("register_operation", "contracted"): (type(None),), ("register_operation", "lower"): (type(None),),
     # Its machine and its method are looked up when the program comes to mtf.Lowering.
-    ("swap_lowering", "strategy"): (type(None),), ("swap_lowering", "devices"): (type(None), str),
+    ("swap_lowering", "strategy"): (type(None),), ("swap_lowering", "devices"): (type(None),),
     ("swap_lowering", "machine"): (type(None), str), ("swap_lowering", "method"): (str,),
     ("project_training", "extrapolate"): (bool,), ("project_training", "devices"): (tuple,),
     ("project_training", "ways"): (tuple,),
@@ -125,6 +127,30 @@ def test_the_machine_is_given_alike_everywhere(calls, monkeypatch, tmp_path, nam
 def test_numbers_of_numpy_are_numbers(calls):
     call, right = calls["find_strategy"]
     assert call(**{**right, "devices": np.int64(4)}).devices == 4
+
+
+@checked_arguments
+def _collected(names: Sequence[str], more: Iterable[str] | None = None, one: str | Iterable[str] = "x") -> None:
+    pass
+
+
+@pytest.mark.parametrize(("arguments", "name"), [
+    (("abc",), "names='abc'"), ((b"abc",), "names=b'abc'"), ((["abc"], "abc"), "more='abc'"),
+    ((["abc"], None, b"x"), "one=b'x'")])
+def test_a_string_is_no_collection_of_its_letters(arguments, name):
+    _collected(["abc"], ("abc",), "abc")
+    with pytest.raises(UsageError, match=re.escape(f"_collected: {name}: is one ") + "(str|bytes); give a list"):
+        _collected(*arguments)
+
+
+@pytest.mark.parametrize("devices", [["/device:CPU:0", "nix%"], ["/cpu:a", "/cpu:b"]])
+def test_what_names_no_device(calls, devices):
+    lower, right = calls["lower"]
+    swap, _ = calls["swap_lowering"]
+    for call in (lambda: lower(**{**right, "devices": devices}), lambda: swap(machine="h100", devices=devices),
+                 lambda: PlanLowering(right["graph"], {}, devices)):
+        with pytest.raises(UsageError, match="no name of a device; write it as in /device:CPU:0"):
+            call()
 
 
 @checked_arguments

@@ -19,12 +19,13 @@ from typing import Any
 
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import GivenMachine, is_kernel_file, load_machine
-from pase_mtf.compat import mtf, tf
+from pase_mtf.compat import mtf
 from pase_mtf.errors import UsageError
 from pase_mtf.export.exporter import export_as, export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.space import MeshShape, parse_layout, parse_mesh_shape
 from pase_mtf.layout.stacking import is_not_stacked
+from pase_mtf.lowering.emit import device_specs
 from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.plans import plan_from_configurations, updates_from_configurations
 from pase_mtf.machine.machine import LOCAL
@@ -148,11 +149,12 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
       SwappedLowering: the lowerings and their strategies.
 
     Raises:
-      UsageError: in the block, if the program's mesh implementation names no devices, or it lowers by a subclass of
-        mtf.Lowering.
+      UsageError: one of `devices` is no name of a device; in the block, if the program's mesh implementation names no
+        devices, or it lowers by a subclass of mtf.Lowering.
       MismatchError: in the block, if the strategy is of another graph.
     """
     swapped = SwappedLowering()
+    device_specs(devices or ())
 
     def lower(self: mtf.Lowering, graph: mtf.Graph, mesh_to_impl: Mapping[mtf.Mesh, mtf.MeshImpl], *_: object,
               **__: object) -> None:
@@ -192,7 +194,7 @@ def _found(graph: mtf.Graph, exported: ComputationGraph, names: Sequence[str], m
 
 def _kind_of(devices: Sequence[str]) -> str:
     """Of devices with these names: "gpu" where every one says so, otherwise "cpu"."""
-    kinds = {tf.DeviceSpec.from_string(name).device_type for name in devices}
+    kinds = {spec.device_type for spec in device_specs(devices)}
     return "gpu" if kinds == {"GPU"} else "cpu"
 
 

@@ -17,10 +17,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pase_mtf.compat import tf
+from pase_mtf.errors import UsageError, shortened
 from pase_mtf.lowering.exchange import Copies, Exchange
 from pase_mtf.lowering.fast_nodes import Copier, make_node
 
-__all__ = ["Emitter", "Scope", "on", "scopes"]
+__all__ = ["Emitter", "Scope", "device_specs", "on", "scopes"]
 
 Scope: TypeAlias = "tuple[tf.Graph, object | None]"
 """Where a node is made: the graph, and the control-flow context (of a loop) in it."""
@@ -42,6 +43,22 @@ def scopes() -> Iterator[Scope]:
             context = context.outer_context
         yield graph, None
         graph = getattr(graph, "outer_graph", None)
+
+
+def device_specs(devices: Iterable[str]) -> list[tf.DeviceSpec]:
+    """What the names of devices say; an empty name says nothing.
+
+    Raises:
+      UsageError: one is no name of a device.
+    """
+    specs = []
+    for device in devices:
+        try:
+            specs.append(tf.DeviceSpec.from_string(device))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"device {shortened(device)}: no name of a device; write it as in "
+                             "/device:CPU:0") from error
+    return specs
 
 
 def on(device: str) -> contextlib.AbstractContextManager[None]:
@@ -76,7 +93,7 @@ class Emitter:
     def __init__(self, devices: Sequence[str], shared: bool | None = None):
         """Takes the names of the devices; `shared` is found out from them unless it is given."""
         self.devices = tuple(devices)
-        specs = [] if shared else [tf.DeviceSpec.from_string(device) for device in self.devices if device]
+        specs = [] if shared else device_specs(filter(None, self.devices))
         processes = collections.Counter((spec.job, spec.replica, spec.task) for spec in specs)
         if shared is None:
             shared = all((spec.device_type or "CPU").upper() == "CPU" for spec in specs) and len(processes) <= 1

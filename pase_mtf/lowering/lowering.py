@@ -18,7 +18,7 @@ from pase_mtf.garbage import uncollected
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering.buckets import Buckets
-from pase_mtf.lowering.emit import Emitter, on, scopes
+from pase_mtf.lowering.emit import Emitter, device_specs, on, scopes
 from pase_mtf.lowering.mesh import DeviceMeshImpl, PendingSum
 from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.lowering.plans import legal_spec, plan_from_configurations, updates_from_configurations
@@ -435,7 +435,9 @@ def lower(graph: mtf.Graph, strategy: _Strategy, devices: Sequence[str], step: t
     Raises:
       MismatchError: the strategy was made for another graph.
       InfeasibleError: a configuration that a layer does not support.
+      UsageError: one of `devices` is no name of a device, or there are fewer than the strategy uses.
     """
+    device_specs(devices)  # before all the rest, which takes long
     exported = export_as(graph, strategy.graph_hash)
     if exported.hash != strategy.graph_hash:
         raise MismatchError(f"the strategy was found for graph {strategy.graph_hash}, this one is {exported.hash}; "

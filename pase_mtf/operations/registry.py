@@ -359,9 +359,6 @@ def register_operation(operation_class: type[mtf.Operation], *,
     if kind is not None and kind not in KINDS:
         raise UsageError(f"register_operation: kind={kind!r} of {operation_class.__name__} is unknown; "
                          f"choose from {', '.join(KINDS)}")
-    if isinstance(splittable, str) or not (callable(splittable) or isinstance(splittable, Iterable)):
-        raise UsageError(f"register_operation: splittable={splittable!r} of {operation_class.__name__}; give a list of "
-                         "dim names, or a function from an operation to them")
     found = _nearest(operation_class)
     own_lower = found is None or operation_class.lower is not found[0].lower
     rule = found[1] if found else Rule()

@@ -159,5 +159,5 @@ def test_wrong_registrations_are_answered(arguments, words):
 
 @pytest.mark.usefixtures("rules")
 def test_splittable_is_a_list_or_a_function():
-    with pytest.raises(UsageError, match=r"splittable='a' of Reversed; give a list of dim names"):
+    with pytest.raises(UsageError, match=r"splittable='a': is one str; give a list"):
         register_operation(Reversed, splittable="a")
