@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
+import re
+import textwrap
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -17,6 +20,8 @@ __all__ = ["checked_arguments"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+_DEPTH = 4  # of collections in collections
 
 
 def checked_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -35,7 +40,7 @@ def checked_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
         hints = _hints(function)
         for name, value in given.arguments.items():
             if name in hints and signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
-                plain = value.item() if isinstance(value, np.generic) else value
+                plain = _plain(value)
                 _check(function.__name__, name, plain, hints[name])
                 given.arguments[name] = plain
         return function(*given.args, **given.kwargs)
@@ -45,6 +50,21 @@ def checked_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
 @functools.cache
 def _hints(function: Callable[..., object]) -> dict[str, object]:
     return typing.get_type_hints(function)
+
+
+def _plain(value: object, depth: int = _DEPTH) -> object:
+    """The same with Python's numbers in place of NumPy's, in lists, tuples and dicts, too; itself where there are none.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if depth and type(value) in (list, tuple):
+        before = cast("list[object] | tuple[object, ...]", value)
+        items = [_plain(item, depth - 1) for item in before]
+        return type(before)(items) if any(map(operator.is_not, items, before)) else value
+    if depth and type(value) is dict:
+        entries = {_plain(key): _plain(item, depth - 1) for key, item in value.items()}
+        return entries if any(map(operator.is_not, (*entries, *entries.values()), (*value, *value.values()))) else value
+    return value
 
 
 class _Expected(NamedTuple):
@@ -100,11 +120,25 @@ def _problem(value: object, hint: object) -> str:
     try:
         check_type(value, hint, collection_check_strategy=CollectionCheckStrategy.FIRST_ITEM)
     except TypeCheckError as error:
-        if isinstance(hint, types.UnionType):  # of these it tells at length why each is none
-            return f"is no {' or '.join(_name(option) for option in typing.get_args(hint))}"
-        return shortened(str(error), 160, quoted=False)
+        return shortened(_in_a_line(str(error)), 160, quoted=False)
     return ""
 
 
+def _in_a_line(problem: str) -> str:
+    """What typeguard says is wrong. Where something can be one of several, that says at length why it is none of them:
+    which these are, or where it is a collection of the right kind, what is wrong in it."""
+    place, of_several, reasons = problem.partition(" did not match any element in the union:\n")
+    if not of_several:
+        return problem
+    place = place if " " in place else ""  # else it is what was given itself
+    told = [reason.partition(": ") for reason in re.split(r"\n(?=\S)", textwrap.dedent(reasons))]
+    for _, _, inside in told:
+        if re.match("(item|key|value of key|has wrong number) ", inside):
+            return f"{place}: {_in_a_line(inside)}".removeprefix(": ")
+    return f"{place} is no {' or '.join(_name(option) for option, _, _ in told)}".lstrip()
+
+
 def _name(option: object) -> str:
-    return str(getattr(option, "__name__", option)).lstrip("_").replace("Callable", "function")
+    """Of a type, or of how typeguard writes it, for people."""
+    name = str(getattr(option, "__name__", option)).partition("[")[0].rpartition(".")[2]
+    return {"Callable": "function", "NoneType": "None"}.get(name, name.lstrip("_"))

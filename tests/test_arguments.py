@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -169,6 +169,45 @@ def test_the_message_names_the_argument(arguments, message):
     else:
         with pytest.raises(UsageError, match=re.escape(message)):
             _function(*arguments)
+
+
+@checked_arguments
+def _nested(fixed: Mapping[str, str | None] | None = None, mesh: Sequence[tuple[str, int]] | None = None,
+            pairs: Sequence[str | tuple[str | int, str]] = (), call: Callable[..., int] | None = None) -> object:
+    return fixed, mesh, pairs, call
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"fixed": {"batch": 3}}, "fixed={'batch': 3}: value of key 'batch' is no str or None"),
+    ({"fixed": {3: "rows"}}, "fixed={3: 'rows'}: key 3 is not an instance of str"),
+    ({"fixed": 3}, "fixed=3: is no Mapping or None"),
+    ({"mesh": [("rows", 2.5)]}, "mesh=[('rows', 2.5)]: item 1 of item 0 is not an instance of int"),
+    ({"mesh": [("rows",)]}, "mesh=[('rows',)]: item 0 has wrong number of elements (expected 2, got 1 instead)"),
+    ({"pairs": [(2.5, "x")]}, "pairs=[(2.5, 'x')]: item 0 of list: item 0 is no str or int"),
+    ({"pairs": [2.5]}, "pairs=[2.5]: item 0 of list is no str or tuple"),
+    ({"call": 3}, "call=3: is no function or None")])
+def test_what_is_wrong_in_a_collection_is_told(arguments, message):
+    with pytest.raises(UsageError) as caught:
+        _nested(**arguments)
+    assert str(caught.value) == f"_nested: {message}"
+
+
+def test_numbers_of_numpy_are_numbers_in_collections():
+    mesh = [("rows", 2), ("cols", 2)]
+    _, given, (pair, text), _ = _nested(mesh=[("rows", 2), ("cols", np.int64(2))], pairs=((np.int64(3), "x"), "y"))
+    assert given == mesh
+    assert [type(size) for _, size in given] == [int, int]
+    assert (pair, type(pair[0]), text) == ((3, "x"), int, "y")
+    assert _nested(mesh=mesh)[1] is mesh
+    strategy = pase_mtf.find_strategy(perceptron((8, 8), batch=8), 4, "h100", "expert",
+                                      mesh=[("rows", np.int64(2)), ("cols", np.int64(2))])
+    assert strategy.devices == 4
+
+
+def test_a_limit_is_told_by_the_name_that_it_has_here(calls):
+    call, right = calls["find_layout"]
+    with pytest.raises(UsageError, match=r"^find_layout: memory_limit=lots: give bytes"):
+        call(**{**right, "memory_limit": "lots"})
 
 
 def test_a_wrong_call_is_pythons_own_error():

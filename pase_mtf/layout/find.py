@@ -94,7 +94,7 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
             raise UsageError(f"find_layout: {given} is of a graph, and a function builds one of its own; leave it out"
                              + (", and return (graph, outputs)" if given == "outputs" else ""))
     if isinstance(memory_limit, str):
-        parse_bytes(memory_limit)
+        parse_bytes(memory_limit, "find_layout: memory_limit")
     if alternatives < 0:
         raise UsageError(f"find_layout: alternatives={alternatives}: give 0 or more")
     if time_limit is not None and not time_limit > 0:
