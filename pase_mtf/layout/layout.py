@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 from tabulate import tabulate
 
 from pase_mtf.amounts import bytes_text, gap_text
-from pase_mtf.errors import UsageError, nearest
+from pase_mtf.errors import UsageError, nearest, shortened
 from pase_mtf.layout.formats import format_layout
 from pase_mtf.layout.search import Search
 from pase_mtf.layout.space import parse_mesh_shape, parse_rules, rules_text
@@ -41,6 +42,9 @@ class LayoutCost:
     problem: str = ""
     doubt: str = ""
     known: bool = True
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.mesh_shape, self.layout_rules, self.seconds))
 
     @property
     def memory_bytes(self) -> float:
@@ -122,7 +126,22 @@ class Layout:
     search: LayoutReport
     notes: tuple[str, ...]
     variables: dict[str, tuple[str, ...]]
-    _search: Search = dataclasses.field(compare=False, repr=False)
+    _search: Search | None = dataclasses.field(compare=False, repr=False)
+
+    def __hash__(self) -> int:
+        return hash((self.best, self.graph_name, self.devices, self.machine_name))
+
+    def __copy__(self) -> Layout:
+        return dataclasses.replace(self)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Layout:
+        """All but the search, which is that of the program's live graph."""
+        return dataclasses.replace(self, **copy.deepcopy(
+            {name: value for name, value in vars(self).items() if name != "_search"}, memo))
+
+    def __getstate__(self) -> dict[str, object]:
+        """For `pickle`, without the search: a graph of TensorFlow stays in its process."""
+        return {**vars(self), "_search": None}
 
     @property
     def mesh_shape(self) -> str:
@@ -184,12 +203,16 @@ class Layout:
         """What every axis would cost for a dim: with the other rules as they are, and with all others chosen anew.
 
         Raises:
-          UsageError: no tensor has such a dim, or the layout was priced by kernels.
+          UsageError: no tensor has such a dim, the layout was priced by kernels, or it was unpickled.
         """
         if "kernels" in self.search:
             raise UsageError("explain is for roofline prices: kernels are measured of few layouts; take those, and a "
                              "machine with rates")
-        search, costs, legality = self._search, self._search.costs, self._search.costs.legality
+        search = self._search
+        if search is None:
+            raise UsageError(f"explain({shortened(dim)}): a layout that was unpickled does not have its graph any "
+                             "more; explain it where find_layout found it")
+        costs, legality = search.costs, search.costs.legality
         if dim not in legality.sizes:
             raise UsageError(f"unknown dim {dim!r}; {nearest(dim, [n for n in legality.sizes if n[0] != '_'])}")
         mesh = parse_mesh_shape(self.mesh_shape)

@@ -105,6 +105,9 @@ class Strategy:
     search: SearchReport
     _priced: PricedNetwork | None = dataclasses.field(default=None, compare=False, repr=False)
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.graph_hash, self.devices, self.machine_name, self.configurations, self.seconds))
+
     @property
     def memory_bytes(self) -> float:
         """Predicted bytes on the fullest device."""

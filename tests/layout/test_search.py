@@ -1,8 +1,10 @@
 """find_layout against all layouts there are, and against random ones."""
 
+import copy
 import dataclasses
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -393,6 +395,24 @@ def test_an_export_of_another_graph_is_refused(monkeypatch):
         mtf.square(loss)
         with pytest.raises(MismatchError):
             find_layout(graph, 8, [loss], FLAT, exported=exported)
+
+
+def test_a_layout_is_copied_pickled_and_hashed():
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron()
+        found, other = (find_layout(graph, devices, [loss], FLAT) for devices in (8, 4))
+    copies = [copy.copy(found), copy.deepcopy(found), pickle.loads(pickle.dumps(found))]
+    for again in copies:
+        assert again == found
+        assert str(again) == str(found)
+        assert again.format("json") == found.format("json")
+        assert {found: 1, other: 2}[again] == 1
+    for again in copies[:2]:
+        assert again.explain("batch") == found.explain("batch")
+    assert copies[1].search is not found.search
+    with pytest.raises(UsageError, match=r"explain\('batch'\): a layout that was unpickled"):
+        copies[2].explain("batch")
+    assert len({found.best, copies[2].best, other.best}) == 2
 
 
 def test_what_belongs_to_a_graph_is_refused_beside_a_function():

@@ -336,6 +336,7 @@ def test_round_trip(graph, tmp_path):
     best.save(tmp_path / "strategy.json")
     loaded = Strategy.load(tmp_path / "strategy.json", graph)
     assert loaded == best
+    assert {best: 1, find_strategy(graph, 8, "h100"): 2}[loaded] == 1
     with pytest.raises(UsageError, match="knows no prices"):
         loaded.explain(0)
     priced = Strategy.load(tmp_path / "strategy.json", graph, Machine.load("1080ti"))
