@@ -10,6 +10,7 @@ is from the best at most.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import time
@@ -164,7 +165,7 @@ class MeasuredPrices:
             found = simpler(found, priced, memory_limit, simple_within)
         found.search.update(self._report(found.configurations))
         self._most_spent = math.inf
-        return found
+        return self._explained(found)
 
     def evaluate(self, configurations: Sequence[Configuration], name: str, *, seconds: float = math.inf) -> Strategy:
         """The strategy of given configurations, its kernels measured as far as the seconds go.
@@ -176,7 +177,7 @@ class MeasuredPrices:
         self._known.look(configurations)
         self._measure([configurations], time.perf_counter() + seconds)
         priced, assignment = with_configurations(self._priced(bounds=False), configurations)
-        return price_assignment(name, priced, assignment, self._report(configurations))
+        return self._explained(price_assignment(name, priced, assignment, self._report(configurations)))
 
     def again(self, strategy: Strategy, configurations: Sequence[Configuration] | None = None) -> Strategy:
         """A strategy, and the bound of its search, by what is known now, which may be more than when it was found;
@@ -201,7 +202,7 @@ class MeasuredPrices:
         before = strategy.search["kernels"]
         told["kernels"].update({"seen": before["seen"], "measured": before["measured"], "rounds": before["rounds"],
                                 "seconds": before["seconds"]})
-        return price_assignment(strategy.name, priced, assignment, told)
+        return self._explained(price_assignment(strategy.name, priced, assignment, told))
 
     def wary_seconds(self, configurations: Sequence[Configuration]) -> float:
         """A step of a strategy in which what was not measured takes longer than it is estimated to."""
@@ -241,10 +242,24 @@ class MeasuredPrices:
             if not (new or missing) or time.perf_counter() >= end or (missing and not self._measure([found], end)):
                 break
         priced, assignment = with_configurations(self._priced(bounds=False), found)
-        return price_assignment(name, priced, assignment, {
+        return self._explained(price_assignment(name, priced, assignment, {
             "seconds": time.perf_counter() - begin, "build_seconds": 0.0, "optimal": False, "gap": math.inf,
             "lower_bound": -math.inf, "layers": len(self._graph.layers),
-            "configurations": sum(map(len, priced.configurations)), "method": "mcmc", **self._report(found)})
+            "configurations": sum(map(len, priced.configurations)), "method": "mcmc", **self._report(found)}))
+
+    def _explained(self, strategy: Strategy) -> Strategy:
+        """The same, which can tell of the alternatives of its layers whether they were measured."""
+        # A function and no method: who copies the strategy does not mean all that is measured.
+        return dataclasses.replace(strategy, _is_measured=lambda one, other: self._differ_in_measured(one, other))
+
+    def _differ_in_measured(self, one: Sequence[Configuration], other: Sequence[Configuration]) -> bool:
+        """Whether all kernels are measured that one strategy runs more often than the other."""
+        try:
+            ones, others = self._known.kernels(one), self._known.kernels(other)
+        except KeyError:  # nobody has looked yet which kernels those are
+            return False
+        return all(kernel in self._meter.times for kernel in ones.keys() | others.keys()
+                   if ones[kernel] != others[kernel])
 
     def _report(self, configurations: Sequence[Configuration]) -> SearchReport:
         """What of a strategy's price was measured, for its `search`."""

@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from typing_extensions import TypedDict
@@ -104,6 +104,9 @@ class Strategy:
     memory: dict[str, float]
     search: SearchReport
     _priced: PricedNetwork | None = dataclasses.field(default=None, compare=False, repr=False)
+    # Of prices by kernels: whether what tells one strategy from another is measured.
+    _is_measured: Callable[[Sequence[Configuration], Sequence[Configuration]], bool] | None = dataclasses.field(
+        default=None, compare=False, repr=False)
 
     def __hash__(self) -> int:
         return hash((self.name, self.graph_hash, self.devices, self.machine_name, self.configurations, self.seconds))
@@ -176,7 +179,21 @@ class Strategy:
         if most < 1:
             raise UsageError(f"most={most}: give how many alternatives to show, at least 1")
         priced = self._need_prices()
-        return alternatives_table(priced, self._layer_index(layer), self._assignment(priced), most)
+        number, assignment = self._layer_index(layer), self._assignment(priced)
+        return alternatives_table(priced, number, assignment, most,
+                                  lambda choice: self._why_not(priced, assignment, number, choice))
+
+    def _why_not(self, priced: PricedNetwork, assignment: Sequence[int], layer: int, choice: int) -> str:
+        """Why a configuration of a layer was not taken that seems to cost no more than the one that was; empty: for no
+        reason that is known."""
+        beside, configurations = [*assignment], [*self.configurations]
+        beside[layer], configurations[layer] = choice, priced.configurations[layer][choice]
+        if self._is_measured is not None and not self._is_measured(configurations, self.configurations):
+            return "not measured"
+        limit = self.search.get("memory_limit")
+        if limit is not None and priced.peak_memory(beside)[0] > limit:
+            return "beyond the memory limit"
+        return "chosen by simulated steps" if self.search.get("simulated_rank", 1) > 1 else ""
 
     def diff(self, other: Strategy) -> str:
         """The layers that two strategies of one graph split differently, and the predicted times.

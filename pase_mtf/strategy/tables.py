@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tabulate import tabulate
@@ -59,7 +59,8 @@ def _without_numbers(name: str) -> str:
     return "".join("*" if character.isdigit() else character for character in name)
 
 
-def alternatives_table(priced: PricedNetwork, layer: int, assignment: Sequence[int], most: int) -> str:
+def alternatives_table(priced: PricedNetwork, layer: int, assignment: Sequence[int], most: int,
+                       why_not: Callable[[int], str]) -> str:
     """The configurations of a layer and what each would cost, with those of all other layers as they are.
 
     Args:
@@ -67,6 +68,7 @@ def alternatives_table(priced: PricedNetwork, layer: int, assignment: Sequence[i
       layer: which one.
       assignment: index of the chosen configuration of every layer.
       most: how many to show, best first; the chosen one is always among them.
+      why_not: says why one that seems to cost no more than the chosen one was not taken, by its index.
     """
     rows = [(_cost_of_choice(priced, layer, choice, assignment), choice)
             for choice in range(len(priced.configurations[layer]))]
@@ -75,7 +77,8 @@ def alternatives_table(priced: PricedNetwork, layer: int, assignment: Sequence[i
     shown = rows[:most] if own in rows[:most] else [*rows[:most - 1], own]
     body = [[str(priced.configurations[layer][choice]),
              *(f"{1e3 * seconds:.4f}" for seconds in (cost.total, *cost)),
-             f"{1e3 * (cost.total - own[0].total):+.4f}", "chosen" if choice == own[1] else _reason(cost, own[0])]
+             f"{1e3 * (cost.total - own[0].total):+.4f}",
+             "chosen" if choice == own[1] else _lost_on(cost, own[0]) or why_not(choice)]
             for cost, choice in shown]
     head = ["split", "total ms", "compute", "collectives", "resharding", "difference", "why"]
     found = priced.graph.layers[layer]
@@ -93,7 +96,7 @@ def _cost_of_choice(priced: PricedNetwork, layer: int, choice: int, assignment: 
     return seconds_by_kind(priced.layer_parts(layer, choice), between)
 
 
-def _reason(cost: LayerSeconds, chosen: LayerSeconds) -> str:
+def _lost_on(cost: LayerSeconds, chosen: LayerSeconds) -> str:
     """On what an alternative loses most against what was chosen; empty where it does not lose."""
     if cost.total <= chosen.total:
         return ""

@@ -318,6 +318,31 @@ def test_a_bound_is_not_lower_for_want_of_time(monkeypatch, faster):
         assert not limits
 
 
+def test_alternatives_that_only_seem_cheaper_are_called_unmeasured(graph, everything):
+    seconds, _ = everything
+    prices = MeasuredPrices(graph, _Source(graph), PretendedMeter())
+    costliest = max(seconds, key=seconds.get)
+    found = prices.evaluate(costliest, "given")
+    for number in range(len(graph.layers)):
+        rows = [line.split() for line in found.explain(number, 100).splitlines()[3:]]
+        cheaper = [row for row in rows if float(next(cell for cell in row if cell[0] in "+-")) < 0]
+        assert all(row[-2:] == ["not", "measured"] for row in cheaper)
+    assert cheaper
+    # Once all that differs is measured, nothing is left to say.
+    beside = next(other for other in sorted(seconds, key=seconds.get)
+                  if sum(one != two for one, two in zip(other, costliest, strict=True)) == 1)
+    prices.evaluate(beside, "given")
+    number, = (number for number in range(len(beside)) if beside[number] != costliest[number])
+    row, = (line for line in prices.evaluate(costliest, "given").explain(number, 100).splitlines()
+            if line.startswith(f"{beside[number]} "))
+    assert "measured" not in row
+    for told, why in (({"simulated_rank": 2}, "chosen by simulated steps"),
+                      ({"memory_limit": 1.0}, "beyond the memory limit")):
+        again = dataclasses.replace(found, search={**found.search, **told})
+        assert any(line.startswith(f"{beside[number]} ") and line.endswith(why)
+                   for line in again.explain(number, 100).splitlines())
+
+
 def test_given_strategies(graph, everything):
     seconds, _ = everything
     prices = MeasuredPrices(graph, _Source(graph), PretendedMeter())
