@@ -119,7 +119,8 @@ def _run(arguments: Sequence[str]) -> Layout:
     found = find_layout(build_graph, devices, machine=_FLAGS.machine, mesh_shape=_FLAGS.mesh_shape,
                         memory_limit=_FLAGS.memory_limit, fixed=fixed, together=together, compare=_FLAGS.compare,
                         alternatives=_FLAGS.alternatives, name=_FLAGS.graph,
-                        time_limit=time_limit, prices=_FLAGS.prices, measure_seconds=measure_seconds or 60.0)
+                        time_limit=time_limit, prices=_FLAGS.prices, measure_seconds=measure_seconds or 60.0,
+                        explain=_FLAGS.explain)
     print(found, file=sys.stderr)
     return found
 

@@ -25,7 +25,7 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.by_kernels import check_program, find_layout_by_kernels, machine_of_kernels
 from pase_mtf.layout.capture import own_layout_of
 from pase_mtf.layout.graph import GraphSearch
-from pase_mtf.layout.layout import Layout
+from pase_mtf.layout.layout import NOT_BY_KERNELS, Layout, check_explained
 from pase_mtf.layout.program import BuiltGraph, Program
 from pase_mtf.layout.progress import Progress
 from pase_mtf.layout.rebuild import find_layout_of_program
@@ -44,7 +44,8 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
                 fixed: Mapping[str, str | None] | None = None, *, together: Sequence[tuple[str, str]] = (),
                 compare: Sequence[GivenLayout] = (), alternatives: int = 3,
                 exported: ComputationGraph | None = None, name: str = "program",
-                time_limit: float | None = None, prices: str | None = None, measure_seconds: float = 60.0) -> Layout:
+                time_limit: float | None = None, prices: str | None = None, measure_seconds: float = 60.0,
+                explain: Sequence[str] = ()) -> Layout:
     """Finds the mesh shape and the layout rules under which an unchanged program runs fastest.
 
     Every factorisation of p into at most three axes competes (in every order that the machine's links tell apart), with
@@ -76,6 +77,8 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
         by a file of kernel times, given as the machine), until no other can be better. For programs without loops,
         whose graph does not depend on the layout. None: "measured" where the machine is such a file, else "roofline".
       measure_seconds: with measured prices, how long to lower and to measure.
+      explain: dims that the layout is to be asked about (`Layout.explain`): one that the graph does not have is told
+        before the search, where the graph does not depend on the layout.
 
     Returns:
       The layout, with its predicted cost and that of data parallelism and of the layouts to compare with.
@@ -102,6 +105,8 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
     if not measure_seconds > 0.0:
         raise UsageError(f"find_layout: measure_seconds={shortened(measure_seconds)}: give seconds, such as 60")
     measured = are_measured(prices, machine)
+    if measured and explain:
+        raise UsageError(NOT_BY_KERNELS)
     deadline = math.inf if time_limit is None else time.perf_counter() + time_limit
     mesh, devices = mesh_and_devices(mesh_shape, devices)
     compared = tuple(compared_layouts(compare, devices))
@@ -119,6 +124,8 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
         stack.enter_context(tf_graph.as_default())
         own = own_layout_of(graph) if program is None else program.own_layout(built)
         foreign = "" if own is None else _why_not_among_these(*own, devices)
+        for dim in explain if program is None or not program.arguments else ():
+            check_explained(dim, built.dims)
         if measured:
             check_program(built, () if program is None else program.arguments, name)
         progress.say("loading the machine")

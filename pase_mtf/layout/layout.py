@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Collection
 
 from tabulate import tabulate
 
@@ -15,7 +16,26 @@ from pase_mtf.layout.space import parse_mesh_shape, parse_rules, rules_text
 from pase_mtf.strategy.kernels_text import kernels_text, untraced_text
 from pase_mtf.strategy.search_report import PricedByKernels
 
-__all__ = ["Layout", "LayoutCost", "LayoutReport"]
+__all__ = ["NOT_BY_KERNELS", "Layout", "LayoutCost", "LayoutReport", "check_explained"]
+
+
+NOT_BY_KERNELS = ("explain is for roofline prices: kernels are measured of few layouts; take those, and a machine with "
+                  "rates")
+"""Why layouts that were priced by kernels are not explained."""
+
+
+def check_explained(dim: str, known: Collection[str]) -> None:
+    """Refuses to explain what is no dim.
+
+    Args:
+      dim: the name.
+      known: those of the graph's dims.
+
+    Raises:
+      UsageError: it is none of them.
+    """
+    if dim not in known:
+        raise UsageError(f"unknown dim {dim!r}; {nearest(dim, [name for name in known if not name.startswith('_')])}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,15 +226,13 @@ class Layout:
           UsageError: no tensor has such a dim, the layout was priced by kernels, or it was unpickled.
         """
         if "kernels" in self.search:
-            raise UsageError("explain is for roofline prices: kernels are measured of few layouts; take those, and a "
-                             "machine with rates")
+            raise UsageError(NOT_BY_KERNELS)
         search = self._search
         if search is None:
             raise UsageError(f"explain({shortened(dim)}): a layout that was unpickled does not have its graph any "
                              "more; explain it where find_layout found it")
         costs, legality = search.costs, search.costs.legality
-        if dim not in legality.sizes:
-            raise UsageError(f"unknown dim {dim!r}; {nearest(dim, [n for n in legality.sizes if n[0] != '_'])}")
+        check_explained(dim, legality.sizes)
         mesh = parse_mesh_shape(self.mesh_shape)
         axis_of = {name: mesh.names.index(axis) for name, axis in parse_rules(self.layout_rules, mesh).items()}
         body = []

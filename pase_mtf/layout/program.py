@@ -17,6 +17,7 @@ from pase_mtf.layout.reads import Reads, watched
 from pase_mtf.layout.scalars import shared_scalars
 from pase_mtf.layout.scopes import quick_scopes
 from pase_mtf.layout.space import MeshShape, parse_layout, rules_text
+from pase_mtf.operations.flow import all_operations
 from pase_mtf.operations.registry import rule_of
 
 __all__ = ["BuiltGraph", "Program"]
@@ -51,6 +52,13 @@ class BuiltGraph:
         for number, tensor in enumerate(self.outputs):
             if not isinstance(tensor, mtf.Tensor) or tensor.graph is not self.graph:
                 raise UsageError(f"output {number} is {shortened(tensor)}, no tensor of this graph; give mtf.Tensors")
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The names of the dims that its tensors have, in loops, too."""
+        return tuple(dict.fromkeys(name for operation in all_operations(self.graph)
+                                   for tensor in (*operation.inputs, *operation.outputs)
+                                   for name in tensor.shape.dimension_names))
 
     def has_structure_of(self, other: BuiltGraph) -> bool:
         """Whether the other graph has the same operations on the same tensors, whatever they are called.

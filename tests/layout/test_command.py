@@ -200,8 +200,21 @@ def taking_more(a_thing):
     assert "missing 1 required positional argument" in err
 
 
-def test_a_mistake_beside_the_answer_does_not_cost_it(program, capsys):
-    code, out, err = run(capsys, f"--graph={program}", "--mesh=8", "--machine=h100", "--explain=hiden")
+def test_what_is_to_be_explained_is_looked_at_before_the_search(program, capsys, monkeypatch):
+    monkeypatch.setattr("pase_mtf.layout.find.load_machine", lambda *_: pytest.fail("goes on to search"))
+    code, out, err = run(capsys, f"--graph={program}", "--mesh=8", "--machine=h100", "--explain=hidden",
+                         "--explain=hiden")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("error: unknown dim 'hiden'; did you mean 'hidden'")
+
+
+def test_a_mistake_beside_the_answer_does_not_cost_it(program, tmp_path, capsys):
+    """Of a graph that depends on its layout nobody knows the dims before the layout."""
+    (tmp_path / "their_program.py").write_text(_PROGRAM + """
+def depending(layout):
+    return build_graph()
+""")
+    code, out, err = run(capsys, "--graph=their_program:depending", "--mesh=8", "--machine=h100", "--explain=hiden")
     assert code == 2
     assert out.startswith("--mesh_shape=")
     assert "did you mean 'hidden'" in err
