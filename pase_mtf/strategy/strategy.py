@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -110,6 +111,19 @@ class Strategy:
 
     def __hash__(self) -> int:
         return hash((self.name, self.graph_hash, self.devices, self.machine_name, self.configurations, self.seconds))
+
+    def __copy__(self) -> Strategy:
+        return dataclasses.replace(self)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Strategy:
+        """All but the prices, which nothing changes."""
+        return dataclasses.replace(self, **copy.deepcopy(
+            {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.compare}, memo))
+
+    def __getstate__(self) -> dict[str, object]:
+        """For `pickle`; prices by kernels, which ask the program and what measures it, stay in their process."""
+        by_kernels = self._priced is not None and self._priced.again is not None
+        return {**vars(self), "_is_measured": None, "_priced": None if by_kernels else self._priced}
 
     @property
     def memory_bytes(self) -> float:

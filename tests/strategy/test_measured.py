@@ -1,8 +1,10 @@
 """Searches that measure what matters, against all strategies with everything measured."""
 
+import copy
 import dataclasses
 import itertools
 import math
+import pickle
 import random
 import time
 
@@ -341,6 +343,19 @@ def test_alternatives_that_only_seem_cheaper_are_called_unmeasured(graph, everyt
         again = dataclasses.replace(found, search={**found.search, **told})
         assert any(line.startswith(f"{beside[number]} ") and line.endswith(why)
                    for line in again.explain(number, 100).splitlines())
+
+
+def test_strategies_by_kernels_are_copied_and_pickled(graph):
+    found = MeasuredPrices(graph, _Source(graph), PretendedMeter()).find()
+    for again in (copy.copy(found), copy.deepcopy(found)):
+        assert again == found
+        assert again.explain(0) == found.explain(0)
+    assert again.search is not found.search
+    again = pickle.loads(pickle.dumps(found))
+    assert again == found
+    assert str(again) == str(found)
+    with pytest.raises(UsageError, match="knows no prices"):
+        again.explain(0)
 
 
 def test_given_strategies(graph, everything):
