@@ -28,6 +28,8 @@ __all__ = ["Candidate", "Search"]
 _PATIENCE = 2000
 # Layouts in a row that differ from earlier ones in rules without effect only, before the search of a mesh shape ends.
 _REPEATED = 200
+# For looking on within a memory limit where nothing is proven at once: of every mesh shape, and its layouts follow.
+_SECONDS_WITHIN = 0.5
 # Of sums of bytes, relative.
 _ROUNDING = 1e-9
 # Assignments looked at for one legal layout with a dim on a given axis.
@@ -307,7 +309,7 @@ class Search:
         try:
             # Half of the time, for other mesh shapes.
             found = minimise_within_peak(network.network, memory, peak, self.memory_limit,
-                                         time_limit=self.budget.time_limit(0.5))
+                                         time_limit=self.budget.time_limit(0.5), patience=_SECONDS_WITHIN)
         except InfeasibleError as error:
             if not error.proven:
                 self.bound = min(self.bound, least)

@@ -264,7 +264,8 @@ class StageCosts:
             return tuple(model.layer(number, choices, moment) for number, choices in enumerate(offered))
 
         return self._searched(lambda: minimise_within_peak(
-            group.network(begin, end), memory, peak, self._limit, time_limit=_SECONDS, certificate=False))
+            group.network(begin, end), memory, peak, self._limit, time_limit=_SECONDS, patience=0.0,
+            certificate=False))
 
     def _searched(self, search: Callable[[], Solution]) -> _Found:
         """What a search finds; of costs nothing is below 0, whatever it proves."""

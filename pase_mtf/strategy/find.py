@@ -221,4 +221,4 @@ def least_seconds(graph: ComputationGraph, devices: int, machine: Machine, memor
       InfeasibleError: no strategy satisfies the limit.
     """
     priced, options = build_network(graph, machine, devices), {"certificate": False, "gap": gap}
-    return priced.breakdown(solve_within(priced, memory_limit, options).assignment).total
+    return priced.breakdown(solve_within(priced, memory_limit, options, patience=1.0).assignment).total

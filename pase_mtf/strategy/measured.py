@@ -56,6 +56,8 @@ _WARY = 0.75
 weighed against others: by medians, that one is taken of which most is estimated too low."""
 _SEARCH_SECONDS = 2.0
 """Of one search, where less is left."""
+_SECONDS_WITHIN = 0.5
+"""For looking on within a memory limit where nothing is proven at once: once in every round of measuring."""
 
 
 class _Bound(NamedTuple):
@@ -428,7 +430,7 @@ class MeasuredPrices:
         self._last = priced
         left = max(end - time.perf_counter(), _SEARCH_SECONDS)
         return solve_within(priced, memory_limit, {"certificate": False, "time_limit": min(left, 1e6)},
-                            known=self._begin_with)
+                            known=self._begin_with, patience=_SECONDS_WITHIN)
 
     def _configurations(self, solution: Solution) -> tuple[Configuration, ...]:
         return tuple(choices[index] for choices, index in zip(

@@ -28,9 +28,13 @@ __all__ = ["Priced", "StrategiesWithin", "frontier_of", "solve_within"]
 _ROOM = (1.05, 1.3)
 """How much more than the lightest, at one moment, strategies may need that are looked at for the peak."""
 
+_PATIENCE = 0.5
+"""Seconds to look on for within one limit, where many programs are searched before one of them is run."""
+
 
 def solve_within(priced: PricedNetwork, memory_limit: float | None, options: dict[str, Any],
-                 cheapest: Solution | None = None, known: Sequence[Configuration] | None = None) -> Solution:
+                 cheapest: Solution | None = None, known: Sequence[Configuration] | None = None,
+                 patience: float | None = None) -> Solution:
     """The cheapest assignment that needs no more than so many bytes per device (None: however many).
 
     Args:
@@ -39,6 +43,7 @@ def solve_within(priced: PricedNetwork, memory_limit: float | None, options: dic
       options: of the exact search; `time_limit` is for all of it.
       cheapest: of all; it is searched for if not given.
       known: a strategy, a configuration per layer: where it is offered and fits, what is found costs no more.
+      patience: seconds to look on for where nothing is proven at once, as of `minimise_within_peak`.
 
     Raises:
       InfeasibleError: nothing fits, or nothing that fits was found.
@@ -56,7 +61,7 @@ def solve_within(priced: PricedNetwork, memory_limit: float | None, options: dic
     initial = min(fitting, key=lambda one: one.cost).assignment if fitting else None
     return minimise_within_peak(priced.network, functools.cache(priced.memory_with), priced.peak_memory, memory_limit,
                                 copies=priced.copies_at, cheapest=cheapest, initial=initial,
-                                known=[one.assignment for one in at_hand],
+                                known=[one.assignment for one in at_hand], patience=patience,
                                 **{**options, "time_limit": budget.time_limit()})
 
 
@@ -186,7 +191,8 @@ class StrategiesWithin:
         if self._least_bytes() > limit:
             return nothing
         try:
-            found = self._priced(solve_within(self._network, limit, self._options, self._cheapest))
+            found = self._priced(solve_within(self._network, limit, self._options, self._cheapest,
+                                              patience=_PATIENCE))
         except InfeasibleError as error:  # proven, or not found in that time or as far as limits at some moments go
             return nothing._replace(least=max(error.lower_bound, self.free.least))
         return found._replace(least=max(found.least, self.free.least))

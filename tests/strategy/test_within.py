@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 from pase_mtf import models
-from pase_mtf.compat import tf
+from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.export.exporter import export_graph
+from pase_mtf.launch.arms.pipelined import build_pipelined
 from pase_mtf.launch.arms.program import build_program, variables_by_name
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import data_parallel
@@ -72,6 +73,41 @@ def test_what_is_known_is_kept_to_however_little_time_there_is(densenet, machine
         assert found.search["lower_bound"] <= found.seconds <= known.seconds * (1 + 1e-9)
     with pytest.raises(UsageError, match=r"known: 1 configurations for \d+ layers"):
         find_strategy(densenet, DEVICES, machine, memory_limit=limit, known=known.configurations[:1])
+    by_hand = evaluate_strategy(densenet, data_parallel(densenet, DEVICES), DEVICES, machine)
     with pytest.raises(InfeasibleError):  # in such a time nothing is found
-        find_strategy(densenet, DEVICES, machine, memory_limit=0.9 * known.nbytes, time_limit=1e-6,
+        find_strategy(densenet, DEVICES, machine, memory_limit=0.9 * min(known.nbytes, by_hand.memory_bytes),
+                      time_limit=1e-6,
                       known=known.configurations)
+
+
+def test_a_strategy_that_fits_is_found_though_no_sum_at_one_moment_leads_to_it():
+    """Copies are most of what these hold: 4924 bytes are the least of all 691,920 strategies."""
+    graph, (batch, io, hidden) = mtf.Graph(), map(mtf.Dimension, ("batch", "io", "hidden"), (24, 12, 60))
+    with tf.Graph().as_default():
+        mesh = mtf.Mesh(graph, "mesh")
+        inputs = mtf.import_tf_tensor(mesh, tf.zeros([24, 12]), mtf.Shape([batch, io]))
+        outputs = mtf.layers.dense(mtf.layers.dense(inputs, hidden, activation=mtf.relu, name="in"), io, name="out")
+        variables = graph.trainable_variables
+        loss = mtf.reduce_mean(mtf.square(outputs - inputs))
+        gradients = mtf.gradients([loss], [one.outputs[0] for one in variables])
+        graph.updates = mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, variables)
+        exported = export_graph(graph)
+    seconds = []
+    for limit in (4924, 5000, 5016, 6000):
+        found = find_strategy(exported, 12, "h100", memory_limit=limit, simulate=0)
+        assert found.memory_bytes <= limit
+        assert found.search["lower_bound"] <= found.seconds * (1 + 1e-9)
+        seconds.append(found.seconds)
+    assert seconds == sorted(seconds, reverse=True)
+    with pytest.raises(InfeasibleError, match=r"limit of 4900 bytes.* less than 4924;|4900 bytes.* needs is 4924;"):
+        find_strategy(exported, 12, "h100", memory_limit=4900)
+
+
+def test_a_looser_limit_finds_no_slower_strategy():
+    """Where one search was content with what it found first, that took 7 % longer than what a lower limit found."""
+    with tf.Graph().as_default():
+        exported = export_graph(build_pipelined(models.get("rnnlm"), models.load_config("rnnlm", "tiny"), 16, "adam",
+                                                1e-3, 0, microbatches=1).graph)
+    tight, loose = (find_strategy(exported, 8, "h100", memory_limit=limit, simulate=0) for limit in (25.9e6, 28.4e6))
+    assert loose.seconds <= tight.seconds * (1 + 1e-9)
+    assert loose.search["gap"] < 0.02
