@@ -9,7 +9,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 import numpy as np
 
@@ -110,8 +110,8 @@ class KernelMeter:
         uses the machine, and what is kept holds.
 
         Args:
-          seconds: nothing more is begun after so many. What is not kept yet is timed first, so that the next run, which
-            may have as few, gets on from there.
+          seconds: nothing more is begun after so many. Half of them are left for what is not kept yet, so that the next
+            run, which may have as few, gets on from there.
           progress: called with the number of kernels that are done with.
 
         Returns:
@@ -120,12 +120,10 @@ class KernelMeter:
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
         if load > _BUSY * cores():
             self._note(f"the machine is busy (load {load:.1f} on {cores():g} cores): times may be too long")
-        found = self._time(sorted(REFERENCES, key=self.times.__contains__), seconds, progress, references=True)
-        kept = {kernel: timing.seconds for kernel in REFERENCES if (timing := self.times.get(kernel))}
+        begin, share = time.perf_counter(), seconds / 2 if self.missing(REFERENCES) else seconds
+        found = self._look(share, progress)
         self._compare({kernel: found[kernel].seconds for kernel in self.telling if kernel in found})
-        new = {kernel: timing for kernel, timing in found.items() if kernel not in kept}
-        self.times.update(new)
-        self._keep(new)
+        self.measure(REFERENCES, max(seconds / 2, seconds - (time.perf_counter() - begin)), progress)
         return not self.missing(REFERENCES)
 
     def _compare(self, found: dict[Kernel, float]) -> None:
@@ -143,7 +141,8 @@ class KernelMeter:
             self._note(f"the machine is not steady: within seconds reference kernels take {min(drifts):.2f} to "
                        f"{max(drifts):.2f} times what was kept in {self.path}, which is used as it is")
             return
-        self._drift = drift = float(np.median(drifts))
+        drift = float(np.median(drifts))
+        self._drift *= drift
         self.times = self.times.scaled(drift)
         self._note(f"reference kernels take {drift:.2f} times what was kept in {self.path}: the kept times are scaled "
                    "by that; --recalibrate measures them again")
@@ -185,39 +184,49 @@ class KernelMeter:
         Returns:
           How many were measured.
         """
-        return len(self._time(self.missing(kernels), seconds, progress))
+        wanted, count = self.missing(kernels), 0
+        with contextlib.closing(self._time(wanted, seconds, progress)) as batches:
+            for batch in batches:
+                self.times.update(batch)  # each batch at once: who interrupts the next keeps it
+                self._keep(batch)
+                self.measured += len(batch)
+                count += len(batch)
+        return count
+
+    def _look(self, seconds: float, progress: Callable[[int], object]) -> dict[Kernel, Timing]:
+        """What the reference kernels take now that are kept, those first that tell how fast the machine is."""
+        found, telling = dict[Kernel, Timing](), self.telling
+        kept = sorted(filter(self.times.__contains__, REFERENCES), key=lambda kernel: kernel not in telling)
+        with contextlib.closing(self._time(kept, seconds, progress, look=True)) as batches:
+            for batch in batches:
+                found.update(batch)
+        return found
 
     def _time(self, kernels: Sequence[Kernel], seconds: float, progress: Callable[[int], object], *,
-              references: bool = False) -> dict[Kernel, Timing]:
+              look: bool = False) -> Generator[dict[Kernel, Timing], None, None]:
+        """Times kernels, batch by batch: what is missing of them; or, to look at them, also those that are known."""
         if not kernels:
-            return {}
+            return
         from pase_mtf.calibration.kernels import KernelTimer  # TensorFlow takes seconds to import
-        asked, found = time.perf_counter(), dict[Kernel, Timing]()
+        asked = time.perf_counter()
         expected = self.times.estimate if self.kind == "gpu" and len(self.times) else None
         tiny = self.times.get(TINY)
-        best = {} if references else self.telling  # those tell how fast the machine is: as they are now
+        best = {} if look else self.telling  # those tell how fast the machine is: as they are now
         timer = KernelTimer(self.devices, self.kind, expected, tiny=tiny.seconds if tiny else None, best=best)
         with measuring_alone(lambda: print("kernels are timed by another run, which is waited for",
                                            file=sys.stderr)) as waited:
             begin, wanted = time.perf_counter(), kernels
             if waited and not self._again:
                 self._read_again()
-                if not references:  # those are looked at once more in any case
+                if not look:
                     wanted = self.missing(kernels)
                     progress(len(kernels) - len(wanted))
-            # Each batch at once: who interrupts the next keeps it. But reference kernels tell first how much slower the
-            # machine is than that of what is kept, where there is any.
-            at_once = not (references and self.telling)
-            for batch in timer.time(wanted, seconds - (begin - asked), progress):
-                found.update(batch)
-                self.measured += len(batch)
-                if at_once:
-                    self.times.update(batch)
-                    self._keep(batch)
-        self.failed.update(timer.failed)
-        self.disturbed += timer.disturbed
-        self.spent += time.perf_counter() - begin
-        return found
+            try:
+                yield from timer.time(wanted, seconds - (begin - asked), progress)
+            finally:
+                self.failed.update(timer.failed)
+                self.disturbed += timer.disturbed
+                self.spent += time.perf_counter() - begin
 
     def _read_again(self) -> None:
         """Takes in what another run has measured meanwhile, as this run's prices are scaled."""

@@ -303,6 +303,31 @@ def test_a_reference_kernel_that_a_table_lacks_is_kept_at_its_speed(cache_dir, t
     assert KernelMeter(4).times.get(new).seconds == pytest.approx(1e-3)
 
 
+def test_reference_kernels_are_kept_at_once_however_often_they_are_interrupted(cache_dir, timed, monkeypatch):
+    """At the speed of the file, also where the machine is another by now."""
+    seconds, asked = timed
+
+    def time(self, kernels, limit=math.inf, progress=None):
+        limits.append(limit)
+        new = not set(kernels) <= set(asked)
+        asked.extend(kernels[:3] if new else kernels)
+        yield {kernel: Timing(seconds[kernel]) for kernel in (kernels[:3] if new else kernels)}
+        if new:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(timing.KernelTimer, "time", time)
+    for factor, count in ((1e-3, 3), (2e-3, 6), (2e-3, 9)):
+        seconds.update(dict.fromkeys(REFERENCES, factor))
+        limits, meter = [], KernelMeter(4)
+        with pytest.raises(KeyboardInterrupt):
+            meter.start(60.0)
+        assert meter.measured == 3
+        assert [limit <= 30.0 for limit in limits] == [True, False][count == 3:]  # half of them for what is missing
+        kept = load_times(meter.path)
+        assert len(kept) == count
+        assert {timing.seconds for _, timing in kept.items()} == {1e-3}
+
+
 def test_a_machine_that_is_not_steady(cache_dir, timed):
     """Others use it: a few kernels say that it became slower, others that it did not."""
     seconds, _ = timed

@@ -145,15 +145,17 @@ def test_interrupted_it_keeps_what_was_measured(cache_dir, timed_kernels, preset
 
 @pytest.fixture
 def many_devices(timed_kernels, monkeypatch):
-    """Reference kernels take long: three of them within the seconds that they are given."""
+    """Reference kernels take long: three of them within the seconds that they are given, of those that are looked at
+    again, and of those that are not known."""
     from pase_mtf.calibration import kernels
     whole, given = kernels.KernelTimer.time, []
 
     def time(self, wanted, seconds, progress):
-        if set(wanted) != set(REFERENCES):
+        if not set(wanted) <= set(REFERENCES):
             yield from whole(self, wanted, seconds, progress)
         else:
-            given.append(seconds)
+            if not set(wanted) & set(timed_kernels):
+                given.append(seconds)
             yield from whole(self, wanted[:3], seconds, progress)
     monkeypatch.setattr(kernels.KernelTimer, "time", time)
     return given
@@ -168,8 +170,10 @@ def test_reference_kernels_that_take_long_keep_to_the_seconds(cache_dir, many_de
                 "all reference kernels; give more --seconds, or take fewer devices\n") in out
         assert "search " not in out
         assert len(load_times(kernels_path(2))) == count
-    assert len(timed_kernels) == 9 == len(set(timed_kernels))
-    assert all(5.0 < seconds <= 10.0 for seconds in many_devices)
+    assert len(set(timed_kernels)) == 9
+    assert len(timed_kernels) > 9  # what tells how fast the machine is was looked at again
+    assert len(many_devices) == 3
+    assert all(5.0 <= seconds <= 10.0 for seconds in many_devices)
     assert main([*flags, "--seconds=600"]) == 0
     assert "alexnet on 2 devices: search " in capsys.readouterr().out
 
@@ -182,10 +186,15 @@ def test_interrupted_among_reference_kernels_it_says_what_is_kept(cache_dir, tim
     def after_three(self, wanted, seconds, progress):
         yield from whole(self, wanted[:3], seconds, progress)
         raise KeyboardInterrupt
-    monkeypatch.setattr(kernels.KernelTimer, "time", after_three)
-    assert main(flags) == 130
-    assert "interrupted; what was measured is kept, and the same command goes on" in capsys.readouterr().err
-    assert len(load_times(kernels_path(2))) == 3
+
+    def interrupted_again(self, wanted, seconds, progress):
+        known = set(wanted) <= set(timed_kernels)
+        yield from whole(self, wanted, seconds, progress) if known else after_three(self, wanted, seconds, progress)
+    monkeypatch.setattr(kernels.KernelTimer, "time", interrupted_again)
+    for count in (3, 6, 9):
+        assert main(flags) == 130
+        assert "interrupted; what was measured is kept, and the same command goes on" in capsys.readouterr().err
+        assert len(load_times(kernels_path(2))) == count
 
     def at_once(self, wanted, seconds, progress):
         raise KeyboardInterrupt
