@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +19,12 @@ from pase_mtf.pipeline.schedule import SCHEDULES
 
 __all__ = ["HelpRequested", "parse_command_line", "read_flags", "shared_flags"]
 
-_OF_A_HOST = frozenset({"task", "cluster", "devices", "output_dir", "data", "resume"})
+_OF_A_HOST = frozenset({"task", "cluster", "devices", "output_dir", "data", "resume", "log_every"})
 """Flags that may be others on every host of a run: which host it is; what launchers compare by what it came to (the
-addresses, the kind of devices); folders and data, of which those of rank 0 count."""
+addresses, the kind of devices); folders and data, of which those of rank 0 count; what it alone prints."""
+_FILES = ("preset", "strategy", "machine")
+_FILE = "FILE"
+"""What stands, where launchers compare them, for the path of a file: rank 0 alone reads it, and tells the others."""
 
 _USAGE = """\
 Finds the cheapest way to split every layer of a Mesh-TensorFlow model over the devices, trains with it, and shows the
@@ -163,17 +167,30 @@ def parse_command_line(arguments: Sequence[str]) -> Options:
 def shared_flags(arguments: Sequence[str]) -> dict[str, Any]:
     """The flags that have to be the same in the commands of all hosts of a run, and their values.
 
-    They are what the command says, and nothing that it takes from a run that it continues: a host that is there again
-    after a fault may find another state of that run than rank 0 has begun with.
+    Values that mean the same are the same: a mesh of one axis and its number of devices, arms in another order, and
+    files wherever they lie. They are what the command says, and nothing that it takes from a run that it continues: a
+    host that is there again after a fault may find another state of that run than rank 0 has begun with.
 
     Args:
       arguments: without the program's name.
 
     Raises:
-      UsageError: of `read_flags`.
+      UsageError: of `read_flags` and `parse_mesh`.
       HelpRequested: --help; holds the text.
     """
-    return {name: value for name, value in _chosen(_read(arguments)).to_json().items() if name not in _OF_A_HOST}
+    options = _chosen(_read(arguments))
+    mesh, arms = options.mesh_flag, {part.strip() for part in options.compare.split(",")}
+    compared = arms - {"", "none", options.strategy}
+    axes = mesh.axes if len(mesh.axes) > 1 else ()  # one axis says no more than how many devices it has
+    alike = {"mesh": ";".join(f"{name}:{size}" for name, size in axes) or str(mesh.devices),
+             "compare": ",".join(sorted(map(_without_path, compared))) or "none",
+             **{name: _without_path(value) for name in _FILES if (value := getattr(options, name)) is not None}}
+    return {name: value for name, value in {**options.to_json(), **alike}.items() if name not in _OF_A_HOST}
+
+
+def _without_path(value: str) -> str:
+    """The value of a flag, of whatever host, that takes a name or the path of a file."""
+    return _FILE if value.endswith(".json") or os.sep in value else value
 
 
 def _read(arguments: Sequence[str]) -> flags.FlagValues:

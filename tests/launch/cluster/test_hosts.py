@@ -206,6 +206,11 @@ def test_launchers_that_were_started_with_other_flags(members, worker):
     (["--dtype=bfloat16"], ["--dtype=float32"], "with --dtype=bfloat16, rank 0 with --dtype=float32"),
     (["--clients=ranks"], [], "with --clients=ranks, rank 0 with --clients=one"),
     (["--nocheckpoint"], [], "with --checkpoint=False, rank 0 with --checkpoint=True"),
+    (["--strategy=/home/u/s.json"], [], "with --strategy=FILE, rank 0 with --strategy=search"),
+    (["--preset=tiny"], ["--preset=sizes.json"], "with --preset=tiny, rank 0 with --preset=FILE"),
+    (["--compare=zero"], ["--compare="], "with --compare=zero, rank 0 with --compare=none"),
+    (["--compare=a.json,b.json"], ["--compare=a.json"], "with --compare=FILE,FILE, rank 0 with --compare=FILE"),
+    (["--mesh=a:2;b:1"], ["--mesh=b:1;a:2"], "with --mesh=a:2;b:1, rank 0 with --mesh=b:1;a:2"),
 ])
 def test_a_command_with_other_flags_is_refused_on_both_hosts(members, worker, capfd, theirs, mine, says):
     worker("")
@@ -226,6 +231,15 @@ def test_flags_that_may_differ_from_host_to_host():
     assert shared_flags(command) == shared_flags([
         *command, "--task=1", "--cluster=a:1,b:1", "--devices=cpu", "--output_dir=there", "--data=there.txt",
         "--resume=nowhere", "--steps=30"])
+
+
+@pytest.mark.parametrize(("theirs", "mine"), [
+    ("--strategy=/home/u/s.json", "--strategy=/mnt/u/s.json"), ("--machine=/home/u/m.json", "--machine=m.json"),
+    ("--preset=a/tiny.json", "--preset=/mnt/a/tiny.json"), ("--compare=none", "--compare="),
+    ("--mesh=2", "--mesh=all:2"), ("--mesh=rows:2;cols:4", "--mesh= rows:2, cols:4"),
+    ("--compare=search,zero,here/a.json", "--compare=there/a.json, zero"), ("--log_every=1", "--log_every=5")])
+def test_flags_that_mean_the_same(theirs, mine):
+    assert shared_flags(["--model=alexnet", theirs]) == shared_flags(["--model=alexnet", mine])
 
 
 def test_what_processes_are_told_has_no_flags(members):
