@@ -183,7 +183,7 @@ def _taken_up(options: Options) -> tuple[Options, CheckpointInfo | None, int]:
         raise UsageError(f"--output_dir={folder}: holds a run that has ended, and no checkpoint to go on with; name "
                          "another, or remove it")
     checkpoint = find_checkpoint(folder)
-    left, done = steps - checkpoint.step, steps_done(folder, checkpoint.step)
+    left, done = steps - checkpoint.step, steps_done(folder)
     return options.going_on(folder, left), checkpoint, done if left <= 0 and done >= steps else 0
 
 

@@ -134,16 +134,23 @@ def has_ended(folder: str) -> bool:
     return _summary(folder).get("status") not in (None, "interrupted", "search only")
 
 
-def steps_done(folder: str, untold: int = 0) -> int:
+def steps_done(folder: str) -> int:
     """After how many steps of training the last run in a folder has come to its end and told it; 0: it has not.
 
-    Args:
-      folder: of the run.
-      untold: what that is where its files do not tell, as those of earlier versions.
+    Files of earlier versions tell where it began and how many steps it was to do, which a run that is done has done.
+
+    Raises:
+      FormatError: see `load_run_config`.
     """
     summary = _summary(folder)
-    steps = summary.get("steps_done", untold)
-    return steps if summary.get("status") == "done" and type(steps) is int else 0
+    if summary.get("status") != "done":
+        return 0
+    if "steps_done" in summary:
+        parts = [summary["steps_done"]]
+    else:
+        options = load_run_config(folder)["options"]
+        parts = [summary.get("first_step", 0), options.get("warmup"), options.get("steps")]
+    return sum(parts) if all(type(part) is int for part in parts) else 0
 
 
 def _summary(folder: str) -> dict[str, Any]:

@@ -172,15 +172,26 @@ def test_a_run_that_has_ended_without_a_checkpoint_is_not_begun_again(preset, fi
     assert "has done" not in capsys.readouterr().out
 
 
-def test_the_steps_of_a_run_of_an_earlier_version_are_those_of_its_checkpoint(preset, finished, tmp_path, capsys):
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_steps_of_a_run_of_an_earlier_version_are_those_that_it_was_to_do(preset, finished, tmp_path, capsys, kept):
+    """Those before it too, with checkpoints and without."""
     run = tmp_path / "run"
     shutil.copytree(finished, run)
+    if not kept:
+        shutil.rmtree(run / "checkpoint")
+    more = "; more --steps go on with it" if kept else ""
     summary = json.loads((run / "summary.json").read_text())
     del summary["steps_done"]
-    for told, said in (({"steps_done": 9}, 9), ({}, 3)):
+    command = [*_command(preset, run), "--steps=1"]
+    for told, said in (({"steps_done": 9}, 9), ({}, 3), ({"first_step": 4}, 7)):
         (run / "summary.json").write_text(json.dumps({**summary, **told}))
-        assert main([*_command(preset, run), "--steps=1"]) == 0
-        assert capsys.readouterr().out == f"the run in {run} has done its {said} steps; more --steps go on with it\n"
+        assert main(command) == 0
+        assert capsys.readouterr().out == f"the run in {run} has done its {said} steps{more}\n"
+    if not kept:
+        for told in ({"steps_done": "9"}, {"first_step": "0"}):  # of somebody else
+            (run / "summary.json").write_text(json.dumps({**summary, **told}))
+            assert main(command) == 2
+            assert "holds a run that has ended, and no checkpoint" in capsys.readouterr().err
 
 
 def test_a_summary_is_the_last_file_of_a_run(preset, tmp_path, monkeypatch):
