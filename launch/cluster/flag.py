@@ -113,14 +113,15 @@ def _tf_config(environment: Mapping[str, str]) -> ClusterFlag:
 
 
 def _index(value: object) -> int:
-    """The index of a task: a whole number, or the text of one.
+    """The index of a task: a whole number, however it is written, or the text of one.
 
     Raises:
       ValueError: it is none.
     """
-    if not re.fullmatch(_WHOLE, str(value)):
+    text = str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
+    if not re.fullmatch(_WHOLE, text):
         raise ValueError(f"index is {shortened(value, 24)}")
-    return int(str(value))
+    return int(text)
 
 
 def _addresses(parts: list[str], where: str) -> tuple[str, ...]:

@@ -26,7 +26,8 @@ def _config(cluster, kind="worker", index=0):
     ("slurm", None, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}, ClusterFlag("slurm", 4, (), 3)),
     ("a.b:1,[::1]:2", 1, {}, ClusterFlag("hosts", 2, ("a.b:1", "[::1]:2"), 1)),
     ("tf_config", None, _config({"worker": ["a:1", "b:2"]}, index=1), ClusterFlag("tf_config", 2, ("a:1", "b:2"), 1)),
-    ("tf_config", None, _config({"worker": ["a:1", "b:2"]}, index="1"), ClusterFlag("tf_config", 2, ("a:1", "b:2"), 1)),
+    *(("tf_config", None, _config({"worker": ["a:1", "b:2"]}, index=index),
+       ClusterFlag("tf_config", 2, ("a:1", "b:2"), 1)) for index in ("1", " 1", "01\n", 1.0)),
     # The chief is rank 0, wherever it stands.
     ("tf_config", None, _config({"worker": ["a:1", "b:2"], "chief": ["c:3"]}),
      ClusterFlag("tf_config", 3, ("c:3", "a:1", "b:2"), 1)),
@@ -62,7 +63,8 @@ def test_what_is_understood(text, task, environment, expected):
     ("tf_config", None, _config({"worker": ["a:1"], "evaluator": ["e:1"]}, "evaluator"), "not among those"),
     ("tf_config", None, _config({"worker": ["a:1"]}, index=1), "task 1 of type 'worker'"),
     *(("tf_config", None, _config({"worker": ["a:1", "b:2"]}, index=index), f"index is {says}.*give cluster, and task")
-      for index, says in ((0.9, "0.9"), (True, "True"), (-1, "-1"), ("x", "'x'"), (None, "None"))),
+      for index, says in ((0.9, "0.9"), (True, "True"), (-1, "-1"), ("x", "'x'"), (None, "None"),
+                           ("1.0", "'1.0'"), (" ", "' '"), (-1.0, "-1.0"))),
     ("tf_config", None, {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1e999}}'},
      "index is inf"),
 ])
