@@ -14,7 +14,15 @@ from typing import Any
 from pase_mtf.errors import ClusterError, UsageError, shortened
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, end_all, start_worker
-from pase_mtf.launch.cluster.wire import SAYS_EVERY, Connection, control_address, is_taken, listen, split_address
+from pase_mtf.launch.cluster.wire import (
+    SAYS_EVERY,
+    Connection,
+    connect,
+    control_address,
+    is_taken,
+    listen,
+    split_address,
+)
 from pase_mtf.launch.interrupts import LAST_WISH, Interrupts
 
 __all__ = ["JOINS_WITHIN", "RemoteTask", "is_cut_off", "join_run", "meet"]
@@ -275,7 +283,7 @@ def _knock(membership: Membership, interrupts: Interrupts, within: float) -> Con
         if interrupts.asked:
             raise KeyboardInterrupt
         try:
-            connection = Connection(socket.create_connection(address, timeout=2.0))
+            connection = Connection(connect(address, timeout=2.0))
         except OSError as error:
             if time.monotonic() >= end:
                 raise ClusterError(f"rank 0 ({membership.tasks[0]}): its launcher does not answer at "

@@ -10,7 +10,9 @@ import contextlib
 import errno
 import ipaddress
 import json
+import os
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +20,8 @@ from typing import Any
 
 from pase_mtf.errors import UsageError
 
-__all__ = ["SAYS_EVERY", "SILENT_FOR", "Connection", "control_address", "is_taken", "listen", "split_address"]
+__all__ = ["SAYS_EVERY", "SILENT_FOR", "Connection", "connect", "control_address", "is_taken", "listen",
+           "split_address"]
 
 SILENT_FOR = 10.0
 """Seconds after which a launcher that says nothing counts as lost: its host, or the network between."""
@@ -84,10 +87,25 @@ def listen(address: tuple[str, int], from_elsewhere: bool = False) -> socket.soc
     return found
 
 
+def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+    """A connection to somebody who listens: to a port that is free, the system may give a connection that very port for
+    its own end, and so connect it with itself.
+
+    Raises:
+      OSError: nobody listens there, or none that is reached in so many seconds.
+    """
+    wire = socket.create_connection(address, timeout=timeout)
+    if wire.getsockname() == wire.getpeername():
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # else it holds the port a minute
+        wire.close()
+        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+    return wire
+
+
 def is_taken(port: int) -> bool:
     """Whether something listens at a port of this host: TensorFlow's servers do, on all interfaces."""
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+        connect(("127.0.0.1", port), timeout=1.0).close()
     except OSError:
         return False
     return True

@@ -427,6 +427,21 @@ def test_a_port_where_launchers_cannot_meet(members):
         meet(members[0], Interrupts())
 
 
+def test_a_connection_with_itself_is_no_sign_of_anybody(members, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert wire.is_taken(port)
+    assert not wire.is_taken(port)
+    connect = socket.create_connection
+    monkeypatch.setattr(socket, "create_connection", lambda address, timeout: connect(
+        address, timeout, source_address=address))  # as the system happens to choose it
+    assert not wire.is_taken(port)
+    with pytest.raises(ClusterError, match=r"its launcher does not answer at .* \(Connection refused\)"):
+        join_run(members[1], 0, Interrupts(), within=0.3)
+    for free in (("127.0.0.1", port), control_address(members[0].tasks)):
+        socket.create_server(free).close()  # it is free for who is meant to listen there
+
+
 def test_a_launcher_that_has_to_listen_everywhere_says_so(capfd):
     """The address of its host leads to something before it: 192.0.2.1 is nobody's."""
     with wire.listen(("127.0.0.1", 0)) as own:
