@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import socket
 import sys
@@ -129,11 +130,12 @@ def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_W
     tasks, mine = membership.tasks, _passport(membership)
     came: dict[int, Connection] = {}
     strangers: list[Connection] = []
+    seconds: list[_Second] = []
     end = time.monotonic() + within
     from_elsewhere = len({split_address(task)[0] for task in tasks}) > 1
     with listen(control_address(tasks), from_elsewhere) as door:
         try:
-            while len(came) < len(tasks) - 1 or not (ready is None or ready.done()):
+            while len(came) < len(tasks) - 1 or seconds or not (ready is None or ready.done()):
                 if interrupts.asked:
                     raise KeyboardInterrupt
                 if ready is not None and ready.done():
@@ -150,17 +152,20 @@ def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_W
                     time.sleep(_LOOK_EVERY)
                 strangers += arrived
                 _forget_lost(came)
-                _let_in(strangers, came, mine, tasks)
+                _look_at_seconds(seconds, came, mine, tasks)
+                _let_in(strangers, came, seconds, mine, tasks)
             if ready is not None:
                 ready.result()
         except BaseException as error:
-            for connection in (*came.values(), *strangers, *_at(door)):
+            for connection in (*came.values(), *(second.connection for second in seconds), *strangers, *_at(door)):
                 connection.say(end=getattr(error, "exit_code", ClusterError.exit_code),
                                error=str(error) or "rank 0 was interrupted")
                 connection.close()
             raise
         strangers += _at(door)
-    _let_in(strangers, came, mine, tasks)  # who came at the same moment, and has said already which rank it is
+    _let_in(strangers, came, seconds, mine, tasks)  # who came at the same moment, and has said already who it is
+    for second in seconds:
+        _turn_away(second, came[second.rank], tasks)
     for connection in strangers:
         connection.say(end=UsageError.exit_code, error="other commands are all ranks already; is --task right?")
         connection.close()
@@ -186,11 +191,26 @@ def _forget_lost(came: dict[int, Connection]) -> None:
             came.pop(rank).close()
 
 
-def _let_in(strangers: list[Connection], came: dict[int, Connection], mine: Mapping[str, object],
-            tasks: Sequence[str]) -> None:
-    """Takes those who say who they are from the strangers; of one rank the first, as long as it is there.
+@dataclasses.dataclass(frozen=True)
+class _Second:
+    """Another command of a rank that has come already.
 
-    Another is told, and turned away: it ends no run, for it may be the one that is not meant.
+    Attributes:
+      connection: to it.
+      rank: of both.
+      passport: what it was started with.
+      heard: when the first had said something last, as this one came.
+    """
+
+    connection: Connection
+    rank: int
+    passport: Mapping[str, object]
+    heard: float
+
+
+def _let_in(strangers: list[Connection], came: dict[int, Connection], seconds: list[_Second],
+            mine: Mapping[str, object], tasks: Sequence[str]) -> None:
+    """Takes those who say who they are from the strangers: of one rank the first; others are put among the seconds.
 
     Raises:
       ClusterError: one was started with something else.
@@ -205,20 +225,51 @@ def _let_in(strangers: list[Connection], came: dict[int, Connection], mine: Mapp
             rank, theirs = hello.get("rank"), hello.get("passport")
             if type(rank) is not int or not 0 < rank < len(tasks) or not isinstance(theirs, dict):
                 connection.close()
-                continue
-            if rank in came:
-                here = f"rank {rank} ({tasks[rank]})"
-                connection.say(end=UsageError.exit_code, error=f"another command is {here}, started at "
-                               f"{came[rank].origin}; is --task right?")
-                connection.close()
-                print(f"note: a second command came as {here}, from {connection.origin}, beside that from "
-                      f"{came[rank].origin}, and was turned away; is --task right?", file=sys.stderr, flush=True)
-                continue
-            came[rank] = connection
-            for name in {**mine, **theirs}:
-                if theirs.get(name) != mine.get(name):
-                    raise ClusterError(f"rank {rank} ({tasks[rank]}) was started {_with(name, theirs.get(name))}, "
-                                       f"rank 0 {_with(name, mine.get(name))}; start the same command everywhere")
+            elif rank in came:
+                seconds.append(_Second(connection, rank, theirs, came[rank].heard))
+            else:
+                _take(rank, connection, theirs, came, mine, tasks)
+
+
+def _look_at_seconds(seconds: list[_Second], came: dict[int, Connection], mine: Mapping[str, object],
+                     tasks: Sequence[str]) -> None:
+    """Turns those away whose first is heard again, and takes those whose first is lost: that of a host that went down
+    and is there again has closed no connection.
+
+    Raises:
+      ClusterError: one was started with something else.
+    """
+    for second in list(seconds):
+        second.connection.messages()
+        first = came.get(second.rank)
+        if not second.connection.lost and first is not None and first.heard == second.heard:
+            continue
+        seconds.remove(second)
+        if second.connection.lost:
+            second.connection.close()
+        elif first is None:
+            _take(second.rank, second.connection, second.passport, came, mine, tasks)
+        else:
+            _turn_away(second, first, tasks)
+
+
+def _turn_away(second: _Second, first: Connection, tasks: Sequence[str]) -> None:
+    """Tells both sides. It ends no run, for the second may be the one that is not meant."""
+    here = f"rank {second.rank} ({tasks[second.rank]})"
+    second.connection.say(end=UsageError.exit_code,
+                          error=f"another command is {here}, started at {first.origin}; is --task right?")
+    second.connection.close()
+    print(f"note: a second command came as {here}, from {second.connection.origin}, beside that from {first.origin}, "
+          "and was turned away; is --task right?", file=sys.stderr, flush=True)
+
+
+def _take(rank: int, connection: Connection, theirs: Mapping[str, object], came: dict[int, Connection],
+          mine: Mapping[str, object], tasks: Sequence[str]) -> None:
+    came[rank] = connection
+    for name in {**mine, **theirs}:
+        if theirs.get(name) != mine.get(name):
+            raise ClusterError(f"rank {rank} ({tasks[rank]}) was started {_with(name, theirs.get(name))}, "
+                               f"rank 0 {_with(name, mine.get(name))}; start the same command everywhere")
 
 
 def _with(name: str, value: object) -> str:

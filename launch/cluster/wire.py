@@ -143,6 +143,11 @@ class Connection:
         return f"said nothing for {SILENT_FOR:g} s" if self.silent else None
 
     @property
+    def heard(self) -> float:
+        """When the other end has said something last, by the clock."""
+        return self._heard
+
+    @property
     def silent(self) -> bool:
         """Whether the other end has said nothing for so long that it counts as lost."""
         return self._clock() - self._heard >= SILENT_FOR

@@ -257,12 +257,15 @@ def test_a_second_command_of_a_rank_is_turned_away(members, worker, capfd):
     gone.close()
     first = _knocks(members[1])
     time.sleep(0.5)
-    second = _Joining(members[1], restarts=1)
-    second.join(10)
+    second, said = _Joining(members[1], restarts=1), []
+    end = time.monotonic() + 10
+    while second.is_alive() and time.monotonic() < end:
+        said += first.messages()
+        time.sleep(0.05)
     assert second.outcome == 2
     ready.set_result("whole")
     meeting.join(10)
-    assert {"start": True} in first.messages()
+    assert {"start": True} in said + first.messages()
     assert found[0].fault() is None
     found[0].end(end=0)
     first.close()
@@ -271,6 +274,36 @@ def test_a_second_command_of_a_rank_is_turned_away(members, worker, capfd):
         f"note: a second command came as rank 1 ({task}), from 127.0.0.1, beside that from 127.0.0.1, and was turned "
         "away; is --task right?",
         f"[rank 1] error: another command is rank 1 ({task}), started at 127.0.0.1; is --task right?"]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_rank_whose_host_was_lost_comes_again(members, worker, monkeypatch, capfd, waits):
+    """Its first connection is not closed, as the host went down, but nothing is heard of it."""
+    monkeypatch.setattr(wire, "SILENT_FOR", 3.0)
+    started, found, ready = worker("import sys; sys.stdin.read()"), [], Future()
+    threading.Timer(1.0, lambda: ready.set_result("whole")).start()
+    three = (*members[0].tasks, f"127.0.0.1:{control_address(members[0].tasks)[1] - 3}")
+    rank_0, rank_1, rank_2 = (Membership(three, rank, 3, "cpu") for rank in range(3))
+    meeting = threading.Thread(target=lambda: found.extend(meet(rank_0, Interrupts(), ready=ready if waits else None)))
+    meeting.start()
+    lost = _knocks(rank_1)
+    time.sleep(0.5)
+    again = _Joining(rank_1)
+    time.sleep(0.5)
+    last = _Joining(rank_2)  # all are there, and one of them is not
+    meeting.join(10)
+    assert [task.rank for task in found] == [1, 2]
+    end = time.monotonic() + 10
+    while len(started) < 2 and time.monotonic() < end:
+        assert [task.fault() for task in found] == [None, None]
+        time.sleep(0.05)
+    for task in found:
+        task.end(end=0)
+    for one in (again, last):
+        one.join(10)
+    assert (again.outcome, last.outcome, len(started)) == (0, 0, 2)
+    assert "turned away" not in capfd.readouterr().err
+    lost.close()
 
 
 def test_two_commands_of_a_rank_that_come_at_one_moment(members, worker, capfd):
