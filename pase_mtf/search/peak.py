@@ -45,6 +45,8 @@ _LESS_HASTY = 0.01
 _MOST_AROUND = 20
 """Searches at most around what was found before."""
 
+_SHORTEST = 1e-3
+"""Seconds in which nothing can be looked at."""
 _MOST_PEAKS, _MOST_IN_ORDER = 20_000, 2_000
 """Peaks that are asked for at most, and assignments at most that are looked at in the order of charged costs."""
 
@@ -331,6 +333,8 @@ class _Further:
         budget = self._nearby.budget
         if budget.deadline < math.inf:
             budget = budget.until(time.perf_counter() + _IN_ORDER * budget.seconds)
+        if budget.seconds < _SHORTEST:
+            return
         with contextlib.suppress(TimeoutError, MemoryError):
             for number, (cost, choice) in enumerate(in_order(charged, budget)):
                 bound, rounding = cost - charge * self._limit, _TOLERANCE * (abs(cost) + charge * self._limit)

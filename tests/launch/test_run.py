@@ -54,7 +54,7 @@ def test_a_whole_run(launch):
         assert losses[4] == row["final_loss"]
         assert losses == pytest.approx(metrics(folder, "stock_data_parallel"), rel=1e-4)
     assert {"seconds", "optimal", "gap"} <= set(summary["search"])
-    judged = summary["search"]["simulated_rank"] > 1  # another than the cheapest has the shortest simulated step
+    judged = summary["search"].get("simulated_rank", 2) > 1  # no place: data parallelism is as good, and simpler
     assert summary["search"]["optimal"] is not judged
 
     graph = ComputationGraph.load(folder / "graph.json")
