@@ -25,11 +25,13 @@ def test_they_train_as_one_device_does(name):
                              alternatives=int(name == "microbatches"))
         per_layer = find_strategy(export_graph(program.graph), harness.DEVICES, harness.MACHINE, simulate=0)
     assert layout.layout_rules
-    told, times = map(float, re.search(
-        r"a step is predicted ([0-9.]+) ms or less, at least ([0-9.]+) times", str(layout)).groups())
+    told, times = re.search(
+        r"a step is predicted ([0-9.]+) ms or less, (?:at least ([0-9.]+) times|about as fast)", str(layout)).groups()
+    told = float(told)
     # Told with five digits; and the note is no proof, but within a gap of 4 %.
     assert 1e3 * per_layer.seconds <= told * (1 + 1e-4) <= 1.041e3 * per_layer.seconds
-    assert times == pytest.approx(1e3 * layout.seconds / told, abs=0.006)
+    faster = 1e3 * layout.seconds / told
+    assert faster < 1.04 if times is None else float(times) == pytest.approx(faster, abs=0.006)
     for found in (layout.best, *layout.alternatives):
         losses = training.losses_of(name, training.stock(found.mesh_shape, found.layout_rules))
         np.testing.assert_allclose(losses, training.one_device(name), rtol=training.TOLERANCE, err_msg=str(found))
