@@ -47,6 +47,7 @@ _MOST_AROUND = 20
 
 _SHORTEST = 1e-3
 """Seconds in which nothing can be looked at."""
+
 _MOST_PEAKS, _MOST_IN_ORDER = 20_000, 2_000
 """Peaks that are asked for at most, and assignments at most that are looked at in the order of charged costs."""
 

@@ -66,6 +66,7 @@ class Step:
         """
         self._priced, self._graph, self._machine = priced, priced.graph, priced.machine
         self._stages = Stages(priced, gradients=gradients)
+        self._streams = np.array([self._stream(device) for device in range(priced.devices)])
         # Where operations have no numbers of their own, a gradient goes from later layers to earlier ones.
         self._positions = [[(first, -number if phase == "backward" else number)
                             for phase, first in zip(PHASES, first_operations(layer), strict=True)]
@@ -173,10 +174,9 @@ class Step:
         moved = self._moves(exchange)
         seconds = self._seconds(moved, edge, self._priced.edge_cost(number, source_choice, target_choice),
                                 edge.itemsize)
-        streams = np.array([self._stream(device) for device in range(self._priced.devices)])
         return transfer_slot(moved, seconds, self._ports_of_transfers(moved), (_TRANSFER, phase, edge.target),
                              source.last[phase], None if reads is None else target.first[reads],
-                             Copies(_COPYING, *self._copying(exchange, edge.trips), streams))
+                             Copies(_COPYING, *self._copying(exchange, edge.trips), self._streams))
 
     def _ports_of_transfers(self, moved: Transfers) -> np.ndarray:
         """What each needs all of at once, int64 [N, ...]."""
@@ -227,13 +227,12 @@ class Step:
             needed = Partition(sums.devices, (*sums.shards, *[(1, 1)] * len(parts)))
             exchanges = [_Exchange(_SUM, held, needed, shape, edge.itemsize, len(parts)),
                          _Exchange(_SUM, sums, target, edge.shape, edge.itemsize)]
-        streams = [self._stream(device) for device in range(self._priced.devices)]
         for exchange in exchanges:
             moved, (slicing, joining) = self._moves(exchange), self._copying(exchange, edge.trips)
-            tasks.copy(_COPYING, slicing, streams)
+            tasks.copy(_COPYING, slicing, self._streams.tolist())
             tasks.send(exchange.kind, moved, self._seconds(moved, edge, 0.0, exchange.itemsize),
                        self._ports_of_transfers(moved))
-            tasks.copy(_COPYING, joining, streams)
+            tasks.copy(_COPYING, joining, self._streams.tolist())
         return tasks
 
     def _rows(self, edge: Edge, looked_up: LookedUp, source: Partition, parts: tuple[tuple[int, int], ...],

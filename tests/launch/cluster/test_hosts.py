@@ -16,7 +16,7 @@ from pase_mtf.launch.cluster.hosts import is_cut_off, join_run, meet
 from pase_mtf.launch.cluster.launcher import Fault, Outcome, watch
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import TaskProcess, end_all
-from pase_mtf.launch.cluster.wire import Connection, control_address
+from pase_mtf.launch.cluster.wire import control_address
 from pase_mtf.launch.command_line import shared_flags
 from pase_mtf.launch.interrupts import Interrupts
 
@@ -400,58 +400,6 @@ def test_strangers_are_let_stand(members, worker):
     assert joining.outcome == 0
     for stranger in strangers:
         stranger.close()
-
-
-def test_silence_is_a_loss():
-    one, other = socket.socketpair()
-    now = [0.0]
-    connection, peer = Connection(one, lambda: now[0]), Connection(other, lambda: now[0])
-    for _ in range(30):  # both look after their ends: each hears the other
-        now[0] += 1.0
-        connection.messages()
-        peer.messages()
-    assert connection.lost is None
-    now[0] += wire.SILENT_FOR - 0.1
-    assert connection.lost is None
-    now[0] += 0.2
-    assert connection.lost == "said nothing for 10 s"
-    peer.close()
-    connection.messages()
-    assert connection.lost == "closed its connection"
-    connection.close()
-
-
-def test_messages_come_whole_and_in_order():
-    one, other = socket.socketpair()
-    connection = Connection(one)
-    text = b"".join(json.dumps({"number": number}).encode() + b"\n" for number in range(50))
-    found = []
-    for byte in text:
-        other.send(bytes([byte]))
-        found += connection.messages()
-    assert [message["number"] for message in found] == list(range(50))
-    other.sendall(b"[]\n")
-    assert connection.messages() == []
-    assert connection.closed
-    connection.close()
-    other.close()
-
-
-def test_a_line_without_an_end_is_cut_off(monkeypatch):
-    monkeypatch.setattr(wire, "_LONGEST", 1000)
-    one, other = socket.socketpair()
-    connection = Connection(one)
-    other.sendall(b"x" * 2000)
-    connection.messages()
-    assert connection.closed
-    connection.close()
-    other.close()
-
-
-def test_there_is_no_port_above_the_last():
-    with pytest.raises(UsageError, match="there is none above 65535"):
-        control_address(("a:65535", "b:1"))
-    assert control_address(("[::1]:5", "b:9", "[::1]:7")) == ("::1", 8)
 
 
 def test_a_port_where_launchers_cannot_meet(members):
