@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from pase_mtf.search.elimination import Plan
+from pase_mtf.search.elimination_plan import Plan
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import pack
 from pase_mtf.search.pase import solve_by_plan
@@ -55,7 +55,7 @@ def _frontier_plan(domains: Sequence[int], edges: Sequence[tuple[int, int]], ord
         operations += table * domains[v]
         entries += table
         largest = max(largest, table)
-    return Plan(tuple(order), tuple(scopes), operations, largest, entries, True)
+    return Plan(tuple(order), tuple(scopes), operations, operations, largest, entries, True)
 
 
 @register("breadth_first")

@@ -70,7 +70,8 @@ def _check(network: CostNetwork, solution: Solution) -> None:
     if not solution.optimal:
         raise UsageError("--check: the solution is not proven, there is nothing to verify; allow more time")
     if solution.certificate is None:
-        raise UsageError("--check: time or memory was over before there was a certificate; allow more")
+        raise UsageError("--check: the solution is proven, but no certificate was found before time, memory or thirty times "
+                         "the search's time were over; allow more of what you limited, or leave --check out")
     check_certificate(network, solution)
     print("certificate  verified")
 
@@ -86,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                    if (value := getattr(flags, name)) is not None}
         if flags.check and (flags.method != "exact" or flags.memory_limit is not None):
             raise UsageError("--check: only --method=exact without --memory_limit makes a certificate; leave it out")
+        if flags.method == "exact" and flags.memory_limit is None:
+            options["certificate"] = flags.check  # takes longer than the search on some networks
         check_outputs({"--output": flags.output}, [("the search", flags.file)],
                       may_replace=lambda path: says_format(path, FORMAT), otherwise=": only solutions are replaced")
         network = CostNetwork.load(flags.file)

@@ -22,7 +22,8 @@ import numpy as np
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.depth_first import descend, descent_bytes
-from pase_mtf.search.elimination import Plan, eliminate
+from pase_mtf.search.elimination import eliminate
+from pase_mtf.search.elimination_plan import Plan
 from pase_mtf.search.messages import message_passes
 from pase_mtf.search.neighbourhood import improve
 from pase_mtf.search.packed import Packed, Potentials, Reduction, lift, quantum, reduce, simple_bound
@@ -365,7 +366,7 @@ class Minimiser:
     def _eliminate(self, p: Packed, plan: Plan) -> None:
         self.statistics["eliminations"] += 1
         self.statistics["largest_table"] = max(self.statistics["largest_table"], int(plan.largest))
-        cost, choice = eliminate(p, plan)
+        cost, choice = eliminate(p, plan, self._budget.seconds)
         self._consider(p, choice, cost + p.constant)
 
     def _descend(self, part: Part, others: float) -> bool:

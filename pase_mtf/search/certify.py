@@ -12,7 +12,7 @@ import numpy as np
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.checked_search import EXHAUSTED, remainder_of, search
-from pase_mtf.search.elimination import Plan, plan_elimination
+from pase_mtf.search.elimination_plan import Plan, plan_elimination
 from pase_mtf.search.left_over import flags_left_over, left_over
 from pase_mtf.search.messages import message_passes
 from pase_mtf.search.packed import Packed, Potentials, lift, reduce

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from numbers import Real
@@ -19,6 +20,9 @@ from pase_mtf.search.proof import Certificate
 from pase_mtf.search.registry import Progress, Solution, register, relative_gap
 
 __all__ = ["exact"]
+
+# A certificate is given up after so many times what the search took, or so many seconds if that is more.
+_TIMES_THE_SEARCH, _LEAST_SECONDS = 30, 10.0
 
 
 def _sizes(network: CostNetwork) -> dict[str, int]:
@@ -61,8 +65,9 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
       time_limit, gap: stop early, with an assignment and a proven bound.
       progress: called after every few passes.
       certificate: attach the proof; where the bound of the first passes is not proof enough, that takes about as long
-        as the search itself on networks of models, and up to a hundred times as long on random ones.
-        Only an optimal solution has one, where time and memory are left for it, and none under a memory limit.
+        as the search itself on networks of models, and up to twenty times as long on random ones; after thirty times,
+        and ten seconds, it is given up. Only an optimal solution has one, where time and memory are left for it, and
+        none under a memory limit.
       memory, memory_limit, initial: consider only assignments that need at most so many bytes per device, beginning
         with this one; see memory.minimise_within.
       search_memory: bytes that the search itself may hold beside the network; branching goes on within them, and stops
@@ -99,9 +104,11 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
     assignment = tuple(int(choice) for choice in search.best)
     cost = network.cost(assignment)
     bound = cost if search.proven else min(cost, search.bound)
-    proof = None
+    proof, now = None, time.perf_counter()
     if certificate and search.proven:
-        proof = (certify(packed, cost, search.slack, budget, search.steps) if search.potentials is None
+        most = min(budget.deadline, now + max(_LEAST_SECONDS, _TIMES_THE_SEARCH * (now - start)))
+        proof = (certify(packed, cost, search.slack, dataclasses.replace(budget, deadline=most), search.steps)
+                 if search.potentials is None
                  else Certificate(potentials_of(packed, search.potentials)))
     return Solution(assignment, cost, bound, relative_gap(cost, bound), search.proven, time.perf_counter() - start,
                     statistics, proof)

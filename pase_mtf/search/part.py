@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 
 from pase_mtf.search.budget import Budget
-from pase_mtf.search.elimination import Plan, plan_elimination
+from pase_mtf.search.elimination_plan import Plan, plan_elimination
 from pase_mtf.search.packed import Packed, Potentials, reduce
 from pase_mtf.search.pass_state import PassState, active_domains
 from pase_mtf.search.pulls import EXACTLY, Steps, grain, in_steps, step_of
@@ -18,17 +18,16 @@ __all__ = ["LITTLE", "SETTLED", "Part", "entries_left", "plan_at_once"]
 
 # Sums of an elimination that is quicker than any pass.
 _AT_ONCE = 1 << 16
-# Sums that may be formed, and table entries kept, where elimination replaces further passes at once,
-_CHEAP_OPERATIONS = 1 << 20
-# where it replaces a search depth first, which begins once passes bring little,
-_FAIR_OPERATIONS = 1 << 23
-# and where it replaces branching.
-_MOST_OPERATIONS = 1 << 30
+# The work (see Plan) that elimination may be where it replaces further passes at once: half a millisecond;
+_CHEAP_WORK = 1 << 22
+# where it replaces a search depth first, which begins once passes bring little;
+_FAIR_WORK = 1 << 26
+# and where it replaces branching, with the entries of all its tables.
+_MOST_WORK = 1 << 34
 _MOST_ENTRIES = 1 << 25
-# Of an entry of a table: its value, which configuration attains it, and once more while tables are added up.
-_BYTES_PER_ENTRY = 24
-# What elimination manages on a slow core, with many tables to be added up.
-_OPERATIONS_PER_SECOND = 5e7
+# What a slow core manages of it per second.
+_WORK_PER_SECOND = 4e9
+_BYTES_PER_ENTRY = 8
 LITTLE = 0.05
 """Passes that bring the bound nearer to the cost by less than this share of what is left bring little."""
 # And by less of it than this, so little that few configurations are looked at first: so many per vertex, each time,
@@ -106,7 +105,7 @@ class Part:
         if self.plan is None or left < self.planned:
             self.planned = left
             undecided = (domains > 1)[self.p.ends].all(axis=0)
-            self.plan = plan_elimination(domains, self.p.ends[:, undecided].T, most_operations=_MOST_OPERATIONS,
+            self.plan = plan_elimination(domains, self.p.ends[:, undecided].T, most_operations=_MOST_WORK,
                                          most_entries=_MOST_ENTRIES)
         return self.plan
 
@@ -114,11 +113,9 @@ class Part:
         """Whether elimination is quicker than what passes, or else branching, would take, and fits so many bytes and
         seconds."""
         # Passes in steps look at what is active alone.
-        most = max(_FAIR_OPERATIONS if self.stalled else _CHEAP_OPERATIONS,
-                   2 * self.work if self.steps is EXACTLY else 0)
+        most = max(_FAIR_WORK if self.stalled else _CHEAP_WORK, 2 * self.work if self.steps is EXACTLY else 0)
         return (plan.complete and plan.entries <= min(_MOST_ENTRIES, (room - self.taken) / _BYTES_PER_ENTRY)
-                and plan.operations <= min(most if self.stalled < 2 else _MOST_OPERATIONS,
-                                           _OPERATIONS_PER_SECOND * seconds))
+                and plan.work <= min(most if self.stalled < 2 else _MOST_WORK, _WORK_PER_SECOND * seconds))
 
     @property
     def large(self) -> bool:

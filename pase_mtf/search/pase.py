@@ -9,15 +9,15 @@ import time
 from collections.abc import Sequence
 
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.search.elimination import Plan, eliminate, plan_elimination
+from pase_mtf.search.elimination import eliminate
+from pase_mtf.search.elimination_plan import Plan, plan_elimination
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import Packed, pack
 from pase_mtf.search.registry import Solution, register
 
 __all__ = ["generate_sequence", "search_pase", "solve_by_plan"]
 
-# A float64 and the int32 index of the configuration that attains it.
-_BYTES_PER_ENTRY = 12
+_BYTES_PER_ENTRY = 8
 
 
 def generate_sequence(layers: int, edges: Sequence[tuple[int, int]]) -> list[int]:

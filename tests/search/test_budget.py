@@ -16,7 +16,7 @@ from pase_mtf.search import branch_and_bound, certify, check_certificate, memory
 from pase_mtf.search import waiting as waiting_parts
 from pase_mtf.search.branch_and_bound import Minimiser
 from pase_mtf.search.budget import Budget
-from pase_mtf.search.elimination import plan_elimination
+from pase_mtf.search.elimination_plan import plan_elimination
 from pase_mtf.search.messages import message_passes
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import Potentials, pack, reduce

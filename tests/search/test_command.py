@@ -35,6 +35,14 @@ def test_whole_process_without_tensorflow(tmp_path):
     assert len(data["assignment"]) == 14
 
 
+def test_makes_no_certificate_that_nobody_checks(monkeypatch):
+    asked = []
+    monkeypatch.setattr(solve_command, "solve", lambda network, *given, plain=solve_command.solve, **options: (
+        asked.append(options.get("certificate")), plain(network, *given, **options))[1])
+    assert [main([str(INSTANCES / "alexnet_8.npz"), *check]) for check in ([], ["--check"], ["--method=pase"])] == [0] * 3
+    assert asked == [False, True, None]
+
+
 @pytest.mark.parametrize(("arguments", "expected"), [
     (["--method=mcmc", "--seed=3", "--proposals=5000"], "not proven"),
     (["--method=k_best", "--k=3"], "strategy 3"),

@@ -1,5 +1,6 @@
 """The exact search against brute force, against itself with every shortcut closed, and on known optima."""
 
+import importlib
 import itertools
 import pathlib
 
@@ -238,3 +239,16 @@ def test_step():
     assert step_of(idle._replace(most=np.inf)) == 0.0
     assert step_of(p._replace(unary=p.unary * 1e-305)) == 0.0
     assert in_steps(p, 2.0 ** -4).counts.dtype == EXACTLY.counts.dtype
+
+
+def test_a_certificate_is_given_up_in_the_end(monkeypatch):
+    """The optimum stays proven, though nobody but the search can tell."""
+    every, rng = np.arange(8), np.random.default_rng(0)
+    network = CostNetwork([rng.random(8) for _ in range(7)], [
+        NetworkEdge(i, j, rng.random((8, 8)), every, every) for i, j in itertools.combinations(range(7), 2)])
+    assert solve(network).certificate is not None
+    searches = importlib.import_module("pase_mtf.search.exact")
+    monkeypatch.setattr(searches, "_TIMES_THE_SEARCH", 0)
+    monkeypatch.setattr(searches, "_LEAST_SECONDS", 0.0)
+    given_up = solve(network)
+    assert given_up.optimal and given_up.certificate is None

@@ -12,7 +12,7 @@ from pase_mtf.search import CertificateError, certificate, certify, check_certif
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.checked_elimination import LayerTables
 from pase_mtf.search.checked_search import EXHAUSTED, remainder_of, search
-from pase_mtf.search.elimination import plan_elimination
+from pase_mtf.search.elimination_plan import plan_elimination
 from pase_mtf.search.packed import Potentials, pack
 
 

@@ -20,7 +20,7 @@ def counted(monkeypatch):
         return in_steps(*given)
     monkeypatch.setattr(part, "_LARGE", 0)
     monkeypatch.setattr(part, "_REREAD", 0)
-    monkeypatch.setattr(part, "_CHEAP_OPERATIONS", 0)
+    monkeypatch.setattr(part, "_CHEAP_WORK", 0)
     monkeypatch.setattr(part, "in_steps", noted)
     monkeypatch.setattr(Minimiser, "_descend", lambda self, part, others: False)
     return calls
@@ -35,7 +35,7 @@ def settled(counted, monkeypatch):
         calls[0] += 1
         settle(self, *given)
     monkeypatch.setattr(part, "_AT_ONCE", 0)
-    monkeypatch.setattr(part, "_FAIR_OPERATIONS", 0)
+    monkeypatch.setattr(part, "_FAIR_WORK", 0)
     monkeypatch.setattr(branch_and_bound, "SETTLED", 2)
     monkeypatch.setattr(part.Part, "worth_settling", lambda self, cost, domains: next(turns))
     monkeypatch.setattr(Minimiser, "_settle", noted)
