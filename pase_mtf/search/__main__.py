@@ -70,8 +70,8 @@ def _check(network: CostNetwork, solution: Solution) -> None:
     if not solution.optimal:
         raise UsageError("--check: the solution is not proven, there is nothing to verify; allow more time")
     if solution.certificate is None:
-        raise UsageError("--check: the solution is proven, but no certificate was found before time, memory or thirty times "
-                         "the search's time were over; allow more of what you limited, or leave --check out")
+        raise UsageError("--check: the solution is proven, but no certificate was found before time, memory or thirty "
+                         "times the search's time were over; allow more of what you limited, or leave --check out")
     check_certificate(network, solution)
     print("certificate  verified")
 
