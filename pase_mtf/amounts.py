@@ -7,7 +7,7 @@ import re
 
 from pase_mtf.errors import UsageError
 
-__all__ = ["bytes_text", "gap_text", "parse_bytes"]
+__all__ = ["bytes_text", "gap_text", "needed_text", "parse_bytes"]
 
 _BYTES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -41,6 +41,18 @@ def bytes_text(amount: float) -> str:
             return f"{amount:{form}} {unit}"
         amount /= 1024
     return f"{amount:.2f} TiB"
+
+
+def needed_text(needed: float, limit: float = math.inf) -> str:
+    """Bytes that something needs, rounded up: it fits whoever allows as much. All of them where the limit that they are
+    above would read the same."""
+    places = {"B": 0, "GiB": 2, "TiB": 2}
+    number, unit = bytes_text(needed).split()
+    step = 10.0 ** -places.get(unit, 1)
+    text = f"{number} {unit}"
+    if float(number) * _BYTES[unit.lower()] < needed:
+        text = f"{float(number) + step:.{places.get(unit, 1)}f} {unit}"
+    return f"{math.ceil(needed)} B" if text == bytes_text(limit) else text
 
 
 def gap_text(gap: float, least: str = "the optimum") -> str:

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from pase_mtf.amounts import bytes_text, gap_text, parse_bytes
+from pase_mtf.amounts import bytes_text, gap_text, needed_text, parse_bytes
 from pase_mtf.errors import UsageError
 
 
@@ -25,6 +25,18 @@ def test_refuses_bytes_in_one_line(text):
     (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**20, "1.0 MiB"), (17.3e9, "16.11 GiB"), (1.3e12, "1.18 TiB")])
 def test_bytes_for_people(amount, text):
     assert bytes_text(amount) == text
+
+
+@pytest.mark.parametrize("amount", [*map(float, (0, 1, 1023, 1024, 1025, 235541, 2**20 - 1, 579022848, 17.3e9, 2**50))])
+def test_what_is_needed_is_enough(amount):
+    """Rounded up by less than one in the last digit, and never the same as the limit."""
+    enough = parse_bytes(needed_text(amount)) if amount else amount
+    assert amount <= enough < 1.1 * amount + 1
+    if amount > 1:
+        assert needed_text(amount, amount - 1) != bytes_text(amount - 1)
+        assert parse_bytes(needed_text(amount, amount - 1)) >= amount
+    assert needed_text(236000.5) == "230.5 KiB"
+    assert needed_text(235500.0, 235510.0) == "235500 B"
 
 
 @pytest.mark.parametrize(("gap", "text"), [

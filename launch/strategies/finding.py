@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pase_mtf.amounts import bytes_text
+from pase_mtf.amounts import bytes_text, needed_text
 from pase_mtf.errors import InfeasibleError, MismatchError, OutOfMemoryError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
@@ -194,7 +194,7 @@ def _too_large(strategy: Strategy, limit: float) -> str:
     """What a strategy needs beyond a limit of bytes per device; empty where it keeps to it."""
     if strategy.memory_bytes <= limit:
         return ""
-    return f"needs {bytes_text(strategy.memory_bytes)} per device, {bytes_text(limit)} are allowed"
+    return f"needs {needed_text(strategy.memory_bytes, limit)} per device, {bytes_text(limit)} are allowed"
 
 
 def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, prices: MeasuredPrices | None,

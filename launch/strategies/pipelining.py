@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from pase_mtf.amounts import bytes_text
+from pase_mtf.amounts import bytes_text, needed_text
 from pase_mtf.errors import InfeasibleError, MismatchError, OutOfMemoryError
 from pase_mtf.launch.arms.recipe import microbatch_of
 from pase_mtf.launch.console import Stage
@@ -107,7 +107,7 @@ def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None
                                   seconds=share_of(until, 1.0), progress=Telling())
     limit = options.bytes_per_device(machine)
     if found.memory_bytes > limit:
-        needs = f"{path}: needs {bytes_text(found.memory_bytes)} per device, {bytes_text(limit)} are allowed"
+        needs = f"{path}: needs {needed_text(found.memory_bytes, limit)} per device, {bytes_text(limit)} are allowed"
         if path == options.arms[0].argument:
             raise OutOfMemoryError(f"{needs}; take --strategy={PIPELINE}, which keeps to the limit")
         raise InfeasibleError(needs)

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from tabulate import tabulate
 
-from pase_mtf.amounts import bytes_text, gap_text
+from pase_mtf.amounts import bytes_text, gap_text, needed_text
 from pase_mtf.errors import UsageError, nearest, shortened
 from pase_mtf.layout.formats import format_layout
 from pase_mtf.layout.search import Search
@@ -209,8 +209,8 @@ class Layout:
         problems = [f"{entry.name}: {entry.problem}" for entry in entries if entry.problem]
         problems += [f"{entry.name}: it lowers; not known to be right, and priced with those dims whole: {entry.doubt}"
                      for entry in entries if entry.doubt]
-        problems += [f"{entry.name}: needs {bytes_text(entry.memory_bytes)} per device, {self.machine_name} holds "
-                     f"{bytes_text(self.device_bytes)}"
+        problems += [f"{entry.name}: needs {needed_text(entry.memory_bytes, self.device_bytes)} per device, "
+                     f"{self.machine_name} holds {bytes_text(self.device_bytes)}"
                      for entry in entries if not entry.problem and entry.memory_bytes > self.device_bytes]
         replicated = []
         if self.devices > 1 and not self.best.layout_rules:

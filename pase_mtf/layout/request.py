@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from pase_mtf.amounts import bytes_text, parse_bytes
+from pase_mtf.amounts import bytes_text, needed_text, parse_bytes
 from pase_mtf.errors import UsageError, shortened
 from pase_mtf.layout.layout import LayoutCost
 from pase_mtf.layout.space import GivenLayout, MeshShape, parse_layout, parse_mesh_shape, parse_rules
@@ -75,7 +75,7 @@ class Request:
         if memory_bytes <= limit:
             return ""
         holder = f"a device of {self.machine.name} holds" if limit == self.machine.memory_bytes else "the limit is"
-        return f"needs {bytes_text(memory_bytes)} per device, {holder} {bytes_text(limit)}"
+        return f"needs {needed_text(memory_bytes, limit)} per device, {holder} {bytes_text(limit)}"
 
 
 def compared_layouts(compare: Sequence[GivenLayout], devices: int) -> list[tuple[MeshShape, dict[str, str]]]:

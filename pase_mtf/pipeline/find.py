@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from pase_mtf.amounts import bytes_text
+from pase_mtf.amounts import bytes_text, needed_text
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import GivenMachine, load_machine
 from pase_mtf.calibration.meter import KernelMeter
@@ -177,9 +177,10 @@ class _Search:
             return NoPipelineError(f"{reason}; the layers make {blocks} block{'s' * (blocks != 1)}",
                                    "take fewer stages" if self._stages else "leave them in one piece",
                                    proven=proven, limited=False)
-        needs = [f"every one needs at least {bytes_text(least)}"] if above else []
+        needs = [f"every one needs at least {needed_text(least, limit)}"] if above else []
         if max(limit, least) < lightest:
-            needs.append(f"the lightest that was looked at {'' if above else 'needs at least '}{bytes_text(lightest)}")
+            needs.append(f"the lightest that was looked at {'' if above else 'needs at least '}"
+                         f"{needed_text(lightest, limit)}")
         return NoPipelineError(f"{reason} within {bytes_text(limit)} each{'; ' * bool(needs)}{', '.join(needs)}",
                                "raise the limit, take more microbatches, or more devices", proven=proven, limited=True)
 

@@ -13,7 +13,7 @@ from nets import NETS, build
 from uniform import layouts_and_uniform_strategies_agree
 
 from pase_mtf import models
-from pase_mtf.amounts import bytes_text
+from pase_mtf.amounts import bytes_text, needed_text
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import InfeasibleError, MismatchError, UsageError
 from pase_mtf.export.exporter import export_graph
@@ -218,7 +218,11 @@ def test_memory_limit():
         assert found.seconds == pytest.approx(min(cost for cost, memory in everything if memory <= limit), rel=1e-9)
         with pytest.raises(InfeasibleError) as caught:
             find_layout(graph, 4, [loss], FLAT, memory_limit=least * 0.9)
-        assert f"needs {bytes_text(least)} per device, the limit is {bytes_text(least * 0.9)}" in str(caught.value)
+        with pytest.raises(InfeasibleError):
+            find_layout(graph, 4, [loss], FLAT, memory_limit=least - 1)
+        # What the error names is enough.
+        assert find_layout(graph, 4, [loss], FLAT, memory_limit=needed_text(least)).memory_bytes == least
+        assert f"needs {needed_text(least)} per device, the limit is {bytes_text(least * 0.9)}" in str(caught.value)
 
 
 def _all_within(costs, legality, meshes, limit):
@@ -314,7 +318,7 @@ def test_what_a_device_holds_is_the_limit_unless_another_is_given():
         assert find_layout(graph, 4, [loss], small).best == lightest.best
         beyond = find_layout(graph, 4, [loss], small, memory_limit="none")
         assert beyond.best == free.best
-        needs = f"best: needs {bytes_text(free.memory_bytes)} per device, flat holds {bytes_text(small.memory_bytes)}"
+        needs = f"best: needs {needed_text(free.memory_bytes)} per device, flat holds {bytes_text(small.memory_bytes)}"
         assert needs in str(beyond)
         assert needs not in str(find_layout(graph, 4, [loss], FLAT))
         with pytest.raises(InfeasibleError, match="a device of flat holds 1 B"):
