@@ -109,6 +109,17 @@ def test_an_update_is_in_the_stage_of_its_weights(tmp_path):
     assert set(updates).isdisjoint(blocks.starts)
 
 
+def _nodes_of(lowering, operations):
+    """The nodes that read something and were made for one of these operations."""
+    found = set()
+    for node in tf.get_default_graph().get_operations():
+        scopes = [node.name[:place + 1] for place, letter in enumerate(node.name) if letter == "/"]
+        made_for = next((lowering.scopes[scope] for scope in reversed(scopes) if scope in lowering.scopes), None)
+        if made_for in operations and node.inputs:
+            found.add(node)
+    return found
+
+
 @pytest.mark.parametrize(("schedule", "held"), [("1f1b", True), ("gpipe", False)])
 def test_a_device_begins_a_microbatch_when_one_in_flight_is_done(schedule, held, tmp_path):
     """By the graph alone: the third microbatch waits in the first of two stages until the first came back."""
@@ -119,23 +130,27 @@ def test_a_device_begins_a_microbatch_when_one_in_flight_is_done(schedule, held,
     with tf.Graph().as_default():
         program = _program("transformer", config, 8, 4, "sgd")
         lowering = lower_pipeline(program, one, pipeline, harness.device_names(2))
-
-        def nodes(operations):
-            found = set()
-            for node in tf.get_default_graph().get_operations():
-                scopes = [node.name[:place + 1] for place, letter in enumerate(node.name) if letter == "/"]
-                made_for = next((lowering.scopes[scope] for scope in reversed(scopes) if scope in lowering.scopes),
-                                None)
-                if made_for in operations and node.device.endswith(":0") and node.inputs:
-                    found.add(node)
-            return found
-
-        third = nodes(set(program.written.forward[2]))
-        first_back = nodes(set(program.written.backward[0]))
+        third, first_back = ({node for node in _nodes_of(lowering, set(operations)) if node.device.endswith(":0")}
+                             for operations in (program.written.forward[2], program.written.backward[0]))
         before = reached(*third)
     assert third
     assert first_back
     assert bool(before & first_back) == held
+
+
+def test_turns_do_not_wait_for_what_nobody_needs(tmp_path):
+    """Nor do steps run it: the gradient of one-hot vectors, as large as a vocabulary."""
+    config = _config("transformer", tmp_path)
+    with tf.Graph().as_default():
+        one = _program("transformer", config, 2, 1, "sgd")
+        pipeline = _drawn(export_graph(one.graph), 2, 2, 4, "1f1b", 1)
+    with tf.Graph().as_default():
+        program = _program("transformer", config, 8, 4, "sgd")
+        lowering = lower_pipeline(program, one, pipeline, harness.device_names(2))
+        run = reached(*map(lowering.lowered_operation, program.updates))
+        idle = _nodes_of(lowering, {lowering.scopes[scope] for scope in lowering.idle_scopes})
+    assert any("embedding" in node.name for node in idle)
+    assert not run & idle
 
 
 @pytest.mark.slow
