@@ -152,7 +152,7 @@ def test_what_there_is_beside_a_sum(seeds, in_order, monkeypatch):
     """What fits is found wherever there is something that does, and it is as good as is told; whether copies are
     estimated or not. With assignments in order few networks are too large to be searched to the end."""
     if not in_order:
-        monkeypatch.setattr("pase_mtf.search.peak._MOST_IN_ORDER", 0)
+        monkeypatch.setattr("pase_mtf.search.looking_on._MOST_IN_ORDER", 0)
     proven = searched = best = 0
     for network, sums, peak, copies, everything in _instances(seeds):
         needs = sorted({used for used, _ in everything})
@@ -182,7 +182,7 @@ def test_what_there_is_beside_a_sum(seeds, in_order, monkeypatch):
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_looser_limit_is_no_worse(in_order, monkeypatch):
     if not in_order:
-        monkeypatch.setattr("pase_mtf.search.peak._MOST_IN_ORDER", 0)
+        monkeypatch.setattr("pase_mtf.search.looking_on._MOST_IN_ORDER", 0)
     for network, sums, peak, copies, everything in _instances(range(7, 300, 60)):
         needs, costs = sorted({used for used, _ in everything}), []
         for limit in needs[:len(needs) // 2:max(1, len(needs) // 16)]:
