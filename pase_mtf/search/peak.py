@@ -29,6 +29,9 @@ __all__ = ["minimise_within_peak"]
 _PATIENCE = 10.0
 """Seconds for all searches within lowered limits, which prove nothing, where the caller sets no time limit."""
 
+_LIGHTENING = 2.0
+"""Seconds for finding a light assignment where none is within the limit."""
+
 _HASTY = 0.03
 """Relative gap at which a search within a lowered limit stops: what it finds may not fit, and then the next follows."""
 
@@ -96,7 +99,7 @@ def minimise_within_peak(network: CostNetwork, memory: Memory, peak: _Peak, memo
             except InfeasibleError as error:
                 if not error.proven:
                     raise
-                raise _too_low(network, memory, peak, memory_limit, [*tried, key], known, budget) from None
+                raise _too_low(network, memory, nearby, memory_limit, [*tried, key], known, budget) from None
         if budget.time_limit() is None:
             budget = Budget.of(_PATIENCE, budget.memory)
         for choice in (*known, *([] if initial is None else [initial])):
@@ -171,19 +174,23 @@ def _lightest(network: CostNetwork, memory: Memory, keys: Sequence[int],
     return found
 
 
-def _too_low(network: CostNetwork, memory: Memory, peak: _Peak, memory_limit: float, tried: Sequence[int],
+def _too_low(network: CostNetwork, memory: Memory, nearby: Nearby, memory_limit: float, tried: Sequence[int],
              known: Sequence[Sequence[int]], budget: Budget) -> InfeasibleError:
     """What is said of a limit that one sum is above under every assignment: the least of a sum bounds what any needs,
-    but the assignment that attains it may need more at its peak."""
+    but the assignment that attains it may need more at its peak, which changes to it may lower."""
     lightest = _lightest(network, memory, tried, budget)
-    least = math.ceil(max((nbytes for nbytes, _ in lightest), default=0.0))
-    peaks = [math.ceil(peak(choice)[0]) for choice in (*known, *(choice for _, choice in lightest))]
+    least = max((nbytes for nbytes, _ in lightest), default=0.0)
+    start = min((*known, *(choice for _, choice in lightest)), key=lambda choice: nearby.look(choice)[0], default=None)
+    if start is not None and least > memory_limit:
+        nearby.budget = budget.until(min(budget.deadline, time.perf_counter() + _LIGHTENING))
+        nearby.within(tuple(map(int, start)), least * (1 + ROUNDING))
+    needed, found = math.ceil(least), math.ceil(min(used for used, _ in nearby.peaks.values()))
     if least <= memory_limit:  # that of the last sum was not found in time
         needs = "any strategy needs more"
-    elif min(peaks) <= least:
-        needs = f"the least any strategy needs is {least}"
+    elif found <= needed:
+        needs = f"the least any strategy needs is {needed}"
     else:
-        needs = f"any strategy needs at least {least}, the lightest that was found {min(peaks)}"
+        needs = f"any strategy needs at least {needed}, the lightest that was found {found}"
     return InfeasibleError(f"memory limit of {math.floor(memory_limit)} bytes per device: {needs}; raise the limit or "
                            "use more devices")
 
