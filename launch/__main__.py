@@ -11,12 +11,13 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from pase_mtf.errors import ClusterError
+from pase_mtf.exit_codes import exit_code_of
+from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.cluster.hosts import join_run
 from pase_mtf.launch.cluster.launcher import launch
 from pase_mtf.launch.cluster.membership import Membership, end_with_launcher
 from pase_mtf.launch.command_line import parse_command_line, shared_flags
-from pase_mtf.launch.console import exit_code_of
-from pase_mtf.launch.interrupts import Interrupts
+from pase_mtf.launch.console import SMALLER
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import Plan, check_packages, member_of, resolve
 
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         end_with_launcher(lambda: os._exit(ClusterError.exit_code))
     with Interrupts() as interrupts:
         return exit_code_of(
-            lambda: run(sys.argv[1:] if arguments is None else arguments, interrupts), interrupts)
+            lambda: run(sys.argv[1:] if arguments is None else arguments, interrupts), interrupts, smaller=SMALLER)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ from absl import flags
 
 from pase_mtf import models
 from pase_mtf.errors import UsageError
+from pase_mtf.exit_codes import HelpRequested
 from pase_mtf.flag_text import flag_text
 from pase_mtf.launch.options import OPTIMIZERS, Options
 from pase_mtf.launch.resumption import resumed
 from pase_mtf.models.checks import DTYPES
 from pase_mtf.pipeline.schedule import SCHEDULES
 
-__all__ = ["HelpRequested", "parse_command_line", "read_flags", "shared_flags"]
+__all__ = ["parse_command_line", "read_flags", "shared_flags"]
 
 _OF_A_HOST = frozenset({"task", "cluster", "devices", "output_dir", "data", "resume", "log_every"})
 """Flags that may be others on every host of a run: which host it is; what launchers compare by what it came to (the
@@ -36,10 +37,6 @@ Exit codes: 0 done; 2 bad usage; 3 no feasible strategy; 4 out of memory; 5 the 
 6 the losses of the arms disagree; 7 a process of --cluster is missing or was lost; 130 (Ctrl-C) and 143 (SIGTERM)
 interrupted: what was measured so far is written.
 """
-
-
-class HelpRequested(Exception):  # noqa: N818 - not an error
-    """--help was given; the text is the message."""
 
 
 def _flag_values() -> flags.FlagValues:

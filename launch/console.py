@@ -1,28 +1,22 @@
-"""What a run shows on the terminal: header, stages, progress, and every error as one line and an exit code."""
+"""What a run shows on the terminal: header, stages, progress, and the line of an error that says most."""
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from tqdm import tqdm
 
-from pase_mtf.errors import OutOfMemoryError, PaseError, UsageError
-from pase_mtf.launch.command_line import HelpRequested
-from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.training import Record
 
-__all__ = ["BROKEN_PIPE", "INTERRUPTED", "LOSSES_DISAGREE", "Progress", "Stage", "exit_code_of", "print_header",
-           "summarize_error"]
+__all__ = ["LOSSES_DISAGREE", "SMALLER", "Progress", "Stage", "print_header", "summarize_error"]
 
-# 2 to 5 stand with the errors in pase_mtf.errors.
 LOSSES_DISAGREE = 6
-INTERRUPTED = 130
-BROKEN_PIPE = 141
+"""An exit code; the others stand in pase_mtf.exit_codes."""
+SMALLER = "take a smaller --batch or --preset, or fewer arms"
+"""What to do where a run has no memory left."""
 
 _INFORMATIVE = ("OOM when allocating", "No space left", "Permission denied", "Disk quota", "not found in checkpoint")
 _PREAMBLE = ("Graph execution error", "Detected at node", "During handling", "Traceback")
@@ -85,31 +79,6 @@ class Progress:
                        f"{self._batch / record.seconds:9.1f} examples/s  {1e3 * record.seconds:8.1f} ms{note}",
                        file=sys.stdout)
             sys.stdout.flush()
-
-
-def exit_code_of(run: Callable[[], int], interrupts: Interrupts | None = None) -> int:
-    """Calls `run` and returns its exit code, or that of the error it ended with."""
-    try:
-        return run()
-    except HelpRequested as text:
-        print(text)
-        return 0
-    except KeyboardInterrupt:
-        print("interrupted before anything was measured", file=sys.stderr)
-        return (interrupts and interrupts.exit_code) or INTERRUPTED
-    except BrokenPipeError:  # whoever read our output went away (`| head`); Python would complain once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
-    except MemoryError:
-        error: PaseError = OutOfMemoryError("out of memory; take a smaller --batch or --preset, or fewer arms")
-    except OSError as problem:
-        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        error = UsageError(f"disk full ({problem.filename or 'while writing'}); free space or choose another place")
-    except PaseError as problem:
-        error = problem
-    print(f"error: {error}", file=sys.stderr)
-    return error.exit_code
 
 
 def summarize_error(error: BaseException, most: int = 160) -> str:

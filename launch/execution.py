@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from pase_mtf import models
 from pase_mtf.calibration.speed import speed_note
 from pase_mtf.errors import DataError, UsageError
+from pase_mtf.exit_codes import INTERRUPTED
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.arms.arm import Arm, build_arms, rows_of
 from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.arms.memory import check_memory
@@ -23,11 +25,10 @@ from pase_mtf.launch.checkpoints.keeping import Keeper
 from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.cluster.follower import tell_run
 from pase_mtf.launch.cluster.server import join
-from pase_mtf.launch.console import INTERRUPTED, LOSSES_DISAGREE, Progress, print_header
+from pase_mtf.launch.console import LOSSES_DISAGREE, Progress, print_header
 from pase_mtf.launch.data import Data, open_data
 from pase_mtf.launch.files import RunFiles, write_outcome
 from pase_mtf.launch.flag_values import PIPELINE, ArmName
-from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.fitting import Fitting

@@ -32,10 +32,10 @@ from pase_mtf import models
 from pase_mtf.calibration.cache import fingerprint_of_kernels, kernel_tables, kernels_path
 from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.exit_codes import INTERRUPTED, exit_code_of
+from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.command_line import read_flags
-from pase_mtf.launch.console import INTERRUPTED, exit_code_of
 from pase_mtf.launch.flag_values import MeshFlag, parse_mesh
-from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import Plan, resolve
 from pase_mtf.machine.kernel_file import load_times
@@ -401,4 +401,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: every error a user can cause is one line on stderr."""
     with Interrupts() as interrupts:
         return exit_code_of(lambda: run(parse(sys.argv[1:] if arguments is None else arguments), interrupts),
-                            interrupts)
+                            interrupts, smaller="take a smaller --batch or --preset")

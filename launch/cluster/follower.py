@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from pase_mtf import models
 from pase_mtf.errors import FormatError, MismatchError, shortened
+from pase_mtf.exit_codes import exit_code_of
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo
 from pase_mtf.launch.cluster.membership import Membership, started_by_launcher
-from pase_mtf.launch.console import exit_code_of
+from pase_mtf.launch.console import SMALLER
 from pase_mtf.launch.data import Data, StepBatch, open_data
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
@@ -138,7 +139,7 @@ class _Feed:
 def main() -> int:
     """Follows until the launcher lets go; returns an exit code only where it cannot."""
     membership = started_by_launcher("follower", "python -m pase_mtf.launch --cluster=local:4 --clients=ranks")
-    return 2 if membership is None else exit_code_of(lambda: _join(membership))
+    return 2 if membership is None else exit_code_of(lambda: _join(membership), smaller=SMALLER)
 
 
 def _join(membership: Membership) -> int:

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from pase_mtf.errors import ClusterError, UsageError, shortened
+from pase_mtf.interrupts import LAST_WISH, Interrupts
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, end_all, start_worker
 from pase_mtf.launch.cluster.wire import (
@@ -24,7 +25,6 @@ from pase_mtf.launch.cluster.wire import (
     listen,
     split_address,
 )
-from pase_mtf.launch.interrupts import LAST_WISH, Interrupts
 
 __all__ = ["JOINS_WITHIN", "RemoteTask", "is_cut_off", "join_run", "meet"]
 

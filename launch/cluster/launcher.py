@@ -20,12 +20,12 @@ from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
 from pase_mtf.errors import ClusterError
+from pase_mtf.interrupts import LAST_WISH, ONE_WISH, Interrupts
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint, forget_half_written
 from pase_mtf.launch.cluster.hosts import RemoteTask, is_cut_off, meet
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.network import Network, own_network
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, Watched, end_all, start_worker
-from pase_mtf.launch.interrupts import LAST_WISH, ONE_WISH, Interrupts
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.run_folder import AUTO, has_checkpoint

@@ -9,8 +9,9 @@ from __future__ import annotations
 import signal
 import sys
 
+from pase_mtf.exit_codes import exit_code_of
 from pase_mtf.launch.cluster.membership import Membership, started_by_launcher
-from pase_mtf.launch.console import exit_code_of
+from pase_mtf.launch.console import SMALLER
 from pase_mtf.runtime import Devices
 
 __all__ = ["main"]
@@ -19,7 +20,7 @@ __all__ = ["main"]
 def main() -> int:
     """Serves until the launcher lets go; returns an exit code only where it cannot serve."""
     membership = started_by_launcher("worker", "python -m pase_mtf.launch --cluster=local:4")
-    return 2 if membership is None else exit_code_of(lambda: _serve(membership))
+    return 2 if membership is None else exit_code_of(lambda: _serve(membership), smaller=SMALLER)
 
 
 def _serve(membership: Membership) -> int:

@@ -8,7 +8,8 @@ A larger batch takes more epochs, so that data parallelism on ever more devices 
 which mix of N/M workers with M devices each is done first, how far ahead of data parallelism alone it is, and from how
 many devices on. `measure` measures the epochs; interrupted, the same command goes on where it was.
 
-Exit codes: 0 done; 2 bad usage or files; 3 no feasible strategy; 130 (Ctrl-C) and 143 (SIGTERM) interrupted.
+Exit codes: 0 done; 2 bad usage or files; 3 no feasible strategy; 4 out of memory; 130 (Ctrl-C) and 143 (SIGTERM)
+interrupted.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pase_mtf.launch.console import exit_code_of
+from pase_mtf.exit_codes import exit_code_of
+from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.epochs.options import parser
-from pase_mtf.launch.interrupts import Interrupts
 
 __all__ = ["main"]
 
@@ -35,7 +36,8 @@ def _run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: every error a user can cause is one line on stderr."""
     with Interrupts() as interrupts:
-        return exit_code_of(lambda: _run(parser(__doc__).parse_args(arguments), interrupts), interrupts)
+        return exit_code_of(lambda: _run(parser(__doc__).parse_args(arguments), interrupts), interrupts,
+                            smaller="take a smaller --preset, and for `measure` also a smaller --piece")
 
 
 if __name__ == "__main__":

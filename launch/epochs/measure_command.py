@@ -12,11 +12,11 @@ from tqdm import tqdm
 from pase_mtf import models
 from pase_mtf.epochs.curve import EpochCurve
 from pase_mtf.epochs.report import epochs_text, range_text
+from pase_mtf.exit_codes import INTERRUPTED
 from pase_mtf.files import check_outputs
-from pase_mtf.launch.console import INTERRUPTED
+from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.data import open_data
 from pase_mtf.launch.epochs.measure import RunFile, Settings, measure
-from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.plan import check_packages
 from pase_mtf.models.presets import load_config
 

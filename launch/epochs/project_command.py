@@ -22,7 +22,7 @@ from pase_mtf.epochs.step_times import StepTimes
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.files import check_outputs, write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.launch.interrupts import Interrupts
+from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.run_folder import files_of_run
 from pase_mtf.models.presets import load_config
 

@@ -12,7 +12,8 @@ from absl import flags
 from pase_mtf._early_signals import give_back
 from pase_mtf.amounts import parse_bytes
 from pase_mtf.calibration.load import are_measured, is_kernel_file
-from pase_mtf.errors import PaseError, UsageError, nearest
+from pase_mtf.errors import UsageError, nearest
+from pase_mtf.exit_codes import HelpRequested, exit_code_of
 from pase_mtf.files import check_outputs, write_atomically
 from pase_mtf.flag_text import flag_text
 from pase_mtf.layout.formats import FORMATS
@@ -25,6 +26,8 @@ __all__ = ["main"]
 
 _FLAGS = flags.FlagValues()
 _MOST_ALTERNATIVES = 1000
+_INTERRUPTED = "interrupted; set --time_limit to get the best layout so far"
+_SMALLER = "take fewer devices (--mesh), or fix some dims (--fix)"
 
 
 def _define() -> None:
@@ -116,13 +119,36 @@ def _run(arguments: Sequence[str]) -> Layout:
     build_graph = named_function(_FLAGS.graph, arguments)
     # Here and not above: it brings TensorFlow, which --help and a mistyped flag should not have to wait for.
     from pase_mtf.layout.find import find_layout
-    found = find_layout(build_graph, devices, machine=_FLAGS.machine, mesh_shape=_FLAGS.mesh_shape,
-                        memory_limit=_FLAGS.memory_limit, fixed=fixed, together=together, compare=_FLAGS.compare,
-                        alternatives=_FLAGS.alternatives, name=_FLAGS.graph,
-                        time_limit=time_limit, prices=_FLAGS.prices, measure_seconds=measure_seconds or 60.0,
-                        explain=_FLAGS.explain)
+    return find_layout(build_graph, devices, machine=_FLAGS.machine, mesh_shape=_FLAGS.mesh_shape,
+                         memory_limit=_FLAGS.memory_limit, fixed=fixed, together=together, compare=_FLAGS.compare,
+                         alternatives=_FLAGS.alternatives, name=_FLAGS.graph,
+                         time_limit=time_limit, prices=_FLAGS.prices, measure_seconds=measure_seconds or 60.0,
+                         explain=_FLAGS.explain)
+
+
+def _answer(argv: Sequence[str]) -> int:
+    """What the command does, as `main` tells."""
+    if any(argument in ("--help", "-help", "-h") for argument in argv[1:]):
+        raise HelpRequested(f"{__doc__}\n\n{_FLAGS.get_help()}")
+    end = argv.index("--") if "--" in argv else len(argv)
+    try:
+        rest = _FLAGS(list(argv[:end]))
+        if len(rest) > 1:
+            raise UsageError(f"unexpected argument {rest[1]!r}; flags begin with --, and the program's own arguments "
+                             "follow a -- by itself")
+        # What the program prints while it builds its graph is not the answer.
+        with contextlib.redirect_stdout(sys.stderr):
+            found = _run(argv[end + 1:])
+    except flags.Error as error:
+        raise UsageError(flag_text(error, _FLAGS)) from error
+    if _FLAGS.output is not None:
+        write_atomically(_FLAGS.output, found.format(_FLAGS.format))
     print(found, file=sys.stderr)
-    return found
+    if _FLAGS.output is None:
+        sys.stdout.write(found.format(_FLAGS.format))
+    for dim in _FLAGS.explain:
+        print("\n" + found.explain(dim), file=sys.stderr)
+    return 0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -131,34 +157,8 @@ def main(argv: Sequence[str]) -> int:
     The layout goes to the standard output, and nothing else does: what the program's own code prints goes to the
     standard error, as do tables and notes.
     """
-    if any(argument in ("--help", "-help", "-h") for argument in argv[1:]):
-        print(f"{__doc__}\n\n{_FLAGS.get_help()}")
-        return 0
     give_back()
-    try:
-        end = argv.index("--") if "--" in argv else len(argv)
-        rest = _FLAGS(list(argv[:end]))
-        if len(rest) > 1:
-            raise UsageError(f"unexpected argument {rest[1]!r}; flags begin with --, and the program's own arguments "
-                             "follow a -- by itself")
-        # What the program prints while it builds its graph is not the answer.
-        with contextlib.redirect_stdout(sys.stderr):
-            found = _run(argv[end + 1:])
-        if _FLAGS.output is not None:
-            write_atomically(_FLAGS.output, found.format(_FLAGS.format))
-        else:
-            sys.stdout.write(found.format(_FLAGS.format))
-        for dim in _FLAGS.explain:
-            print("\n" + found.explain(dim), file=sys.stderr)
-        return 0
-    except flags.Error as error:
-        print(f"error: {flag_text(error, _FLAGS)}", file=sys.stderr)
-        return 2
-    except PaseError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    return exit_code_of(lambda: _answer(argv), interrupted=_INTERRUPTED, smaller=_SMALLER)
 
 
 if __name__ == "__main__":

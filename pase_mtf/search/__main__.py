@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from pase_mtf._early_signals import give_back
-from pase_mtf.errors import PaseError, UsageError
+from pase_mtf.errors import UsageError
+from pase_mtf.exit_codes import exit_code_of
 from pase_mtf.files import check_outputs, says_format, write_atomically
 from pase_mtf.search import Solution, check_certificate, methods, solve
 from pase_mtf.search.network import CostNetwork
@@ -18,6 +19,9 @@ __all__ = ["main"]
 
 FORMAT = "pase_mtf.solution"
 VERSION = 1
+
+_INTERRUPTED = "interrupted; set --time_limit to get the best so far"
+_SMALLER = "take a smaller network, or let the search hold less (--search_memory)"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,44 +80,47 @@ def _check(network: CostNetwork, solution: Solution) -> None:
     print("certificate  verified")
 
 
+def _run(arguments: Sequence[str] | None) -> int:
+    flags = _parser().parse_args(arguments)
+    if flags.file is None:
+        raise UsageError("no network named; give the npz file to search")
+    options = {name: value for name in ("search_memory", "seed", "proposals", "k")
+               if (value := getattr(flags, name)) is not None}
+    if flags.check and (flags.method != "exact" or flags.memory_limit is not None):
+        raise UsageError("--check: only --method=exact without --memory_limit makes a certificate; leave it out")
+    if flags.method == "exact" and flags.memory_limit is None:
+        options["certificate"] = flags.check  # takes longer than the search on some networks
+    check_outputs({"--output": flags.output}, [("the search", flags.file)],
+                  may_replace=lambda path: says_format(path, FORMAT), otherwise=": only solutions are replaced")
+    network = CostNetwork.load(flags.file)
+    if flags.memory_limit is not None:
+        if network.memory is None:
+            raise UsageError(f"--memory_limit={flags.memory_limit:g}: {flags.file} holds no memory; save a network "
+                             "whose `memory` is set")
+        options.update(memory=network.memory, memory_limit=flags.memory_limit)
+    solution = solve(network, flags.method, time_limit=flags.time_limit, gap=flags.gap, progress=True, **options)
+    try:
+        if flags.output is not None:
+            _write(flags.output, flags.method, solution)
+    finally:  # what was found is there whatever comes of one of the two, or of the check
+        print(_describe(network, flags.method, solution), flush=True)
+    if flags.check:
+        _check(network, solution)
+    return 0
+
+
+def _write(path: str, method: str, solution: Solution) -> None:
+    write_atomically(path, json.dumps({
+        "format": FORMAT, "version": VERSION, "method": method, "assignment": solution.assignment,
+        "cost": solution.cost, "lower_bound": _plain(solution.lower_bound), "gap": _plain(solution.gap),
+        "optimal": solution.optimal, "seconds": solution.seconds,
+        "statistics": _plain(solution.statistics)}) + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command. Returns its exit code: 0, or that of the error, which goes to stderr as one line."""
     give_back()
-    flags = _parser().parse_args(arguments)
-    try:
-        if flags.file is None:
-            raise UsageError("no network named; give the npz file to search")
-        options = {name: value for name in ("search_memory", "seed", "proposals", "k")
-                   if (value := getattr(flags, name)) is not None}
-        if flags.check and (flags.method != "exact" or flags.memory_limit is not None):
-            raise UsageError("--check: only --method=exact without --memory_limit makes a certificate; leave it out")
-        if flags.method == "exact" and flags.memory_limit is None:
-            options["certificate"] = flags.check  # takes longer than the search on some networks
-        check_outputs({"--output": flags.output}, [("the search", flags.file)],
-                      may_replace=lambda path: says_format(path, FORMAT), otherwise=": only solutions are replaced")
-        network = CostNetwork.load(flags.file)
-        if flags.memory_limit is not None:
-            if network.memory is None:
-                raise UsageError(f"--memory_limit={flags.memory_limit:g}: {flags.file} holds no memory; save a network "
-                                 "whose `memory` is set")
-            options.update(memory=network.memory, memory_limit=flags.memory_limit)
-        solution = solve(network, flags.method, time_limit=flags.time_limit, gap=flags.gap, progress=True, **options)
-        print(_describe(network, flags.method, solution))
-        if flags.output is not None:
-            write_atomically(flags.output, json.dumps({
-                "format": FORMAT, "version": VERSION, "method": flags.method, "assignment": solution.assignment,
-                "cost": solution.cost, "lower_bound": _plain(solution.lower_bound), "gap": _plain(solution.gap),
-                "optimal": solution.optimal, "seconds": solution.seconds,
-                "statistics": _plain(solution.statistics)}) + "\n")
-        if flags.check:  # last: what was found is there whatever comes of it
-            _check(network, solution)
-    except PaseError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("error: interrupted; set --time_limit to get the best so far", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code_of(lambda: _run(arguments), interrupted=_INTERRUPTED, smaller=_SMALLER)
 
 
 if __name__ == "__main__":

@@ -1,35 +1,8 @@
-import errno
-import os
+"""The line of an error that says most."""
 
 import pytest
 
-from pase_mtf.errors import FormatError, InfeasibleError, MismatchError, OutOfMemoryError, UsageError
-from pase_mtf.launch.console import exit_code_of, summarize_error
-
-
-@pytest.mark.parametrize(("error", "code"), [
-    (UsageError("x"), 2), (FormatError("x"), 2), (InfeasibleError("x"), 3), (OutOfMemoryError("x"), 4),
-    (MismatchError("x"), 5), (MemoryError(), 4), (KeyboardInterrupt(), 130),
-    (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/some/file"), 2),
-])
-def test_one_line_and_a_code(error, code, capsys):
-    def run():
-        raise error
-    assert exit_code_of(run) == code
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-
-
-def test_what_no_user_causes_is_shown_in_full():
-    def run():
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-    with pytest.raises(OSError, match="Input/output"):
-        exit_code_of(run)
-
-
-def test_passes_the_code_on():
-    assert exit_code_of(lambda: 6) == 6
+from pase_mtf.launch.console import summarize_error
 
 
 @pytest.mark.parametrize(("text", "line"), [

@@ -13,12 +13,12 @@ from cluster_runs import metrics
 
 from pase_mtf.calibration import load
 from pase_mtf.files import write_atomically
+from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch import execution
 from pase_mtf.launch.arms import program, recipe
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.checkpoints import keeping
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
-from pase_mtf.launch.interrupts import Interrupts
 
 # (number, exit code): the gate sends the one that a scheduler sends.
 _SIGNALS = [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]

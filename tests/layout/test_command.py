@@ -140,6 +140,21 @@ def test_flags_and_files(program, capsys, tmp_path):
     assert run(capsys, *arguments, "--overwrite")[0] == 0
 
 
+def test_an_answer_that_nobody_reads(program, monkeypatch, capsys):
+    flags = ("--graph=their_program:build_graph", "--mesh=4", "--machine=h100")
+    with open("/dev/full", "w") as full, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", full)
+        code, _, err = run(capsys, *flags)
+    assert (code, err.splitlines()[-1]) == (
+        2, "error: disk full (while writing); free space or choose another place")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as gone, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", gone)
+        code, _, err = run(capsys, *flags)
+    assert (code, "Traceback" in err) == (141, False)
+
+
 def test_the_program_sees_its_own_command_line(program, capsys, tmp_path):
     """At import and when it is called; what is ours it sees nothing of."""
     parsing = """

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import shutil
 import subprocess
@@ -116,6 +117,18 @@ def test_what_was_found_is_there_though_it_cannot_be_checked(tmp_path, capsys, m
     streams = capsys.readouterr()
     assert "cost  " in streams.out
     assert "cannot write" in streams.err
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_was_found_is_kept_though_nobody_reads_it(tmp_path, unbuffered):
+    """The file is written first: an hour of search is not lost with the terminal."""
+    with open("/dev/full", "w") as full:
+        run = subprocess.run([sys.executable, "-m", "pase_mtf.search", INSTANCES / "rnnlm_8.npz",
+                              f"--output={tmp_path / 'solution.json'}"], stdout=full, stderr=subprocess.PIPE, text=True,
+                             env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, check=False)
+    assert (run.returncode, run.stderr) == (
+        2, "error: disk full (while writing); free space or choose another place\n")
+    assert json.loads((tmp_path / "solution.json").read_text())["optimal"] is True
 
 
 def test_nowhere_to_keep_compiled_code():

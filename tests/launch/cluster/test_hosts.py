@@ -11,6 +11,7 @@ from concurrent.futures import Future
 import pytest
 
 from pase_mtf.errors import ClusterError, FormatError, UsageError
+from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.cluster import hosts, wire
 from pase_mtf.launch.cluster.hosts import is_cut_off, join_run, meet
 from pase_mtf.launch.cluster.launcher import Fault, Outcome, watch
@@ -18,7 +19,6 @@ from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import TaskProcess, end_all
 from pase_mtf.launch.cluster.wire import control_address
 from pase_mtf.launch.command_line import shared_flags
-from pase_mtf.launch.interrupts import Interrupts
 
 
 @pytest.fixture

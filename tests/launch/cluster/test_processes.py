@@ -13,11 +13,11 @@ import pytest
 
 from pase_mtf import runtime
 from pase_mtf.errors import ClusterError
+from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.cluster import launcher, process
 from pase_mtf.launch.cluster.launcher import Fault, Outcome, local_addresses, watch
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import TaskProcess, end_all
-from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import member_of
 

@@ -1,0 +1,81 @@
+"""How a command ends: every error a user can cause is one line and an exit code, whatever becomes of its output."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+
+from pase_mtf.errors import OutOfMemoryError, PaseError, UsageError
+from pase_mtf.interrupts import Interrupts
+
+__all__ = ["BROKEN_PIPE", "INTERRUPTED", "HelpRequested", "exit_code_of"]
+
+# 2 to 5, and 7, stand with the errors in pase_mtf.errors.
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+class HelpRequested(Exception):  # noqa: N818 - not an error
+    """--help was given; the text is the message."""
+
+
+def exit_code_of(run: Callable[[], int], interrupts: Interrupts | None = None, *, smaller: str,
+                 interrupted: str = "interrupted before anything was measured") -> int:
+    """Calls `run` and returns its exit code, or that of the error it ended with.
+
+    Args:
+      run: the command.
+      interrupts: of this process; they know which signal ended it.
+      smaller: what to do where memory runs out, in the words of the command's flags.
+      interrupted: what to say where a signal ends it.
+    """
+    try:
+        code, line = _ended(run, interrupts, smaller, interrupted)
+    finally:
+        _let_go_of_output()
+    if line:
+        print(line, file=sys.stderr)
+    return code
+
+
+def _ended(run: Callable[[], int], interrupts: Interrupts | None, smaller: str, interrupted: str) -> tuple[int, str]:
+    """(the exit code, what to say)."""
+    try:
+        return _written(run), ""
+    except KeyboardInterrupt:
+        return (interrupts and interrupts.exit_code) or INTERRUPTED, interrupted
+    except BrokenPipeError:  # whoever read our output went away (`| head`)
+        return BROKEN_PIPE, ""
+    except MemoryError:
+        error: PaseError = OutOfMemoryError(f"out of memory; {smaller}")
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        error = UsageError(f"disk full ({problem.filename or 'while writing'}); free space or choose another place")
+    except PaseError as problem:
+        error = problem
+    return error.exit_code, f"error: {error}"
+
+
+def _written(run: Callable[[], int]) -> int:
+    """Runs the command until all that it prints is where it belongs: a pipe or a file is written late."""
+    try:
+        code = run()
+    except HelpRequested as text:
+        print(text)
+        code = 0
+    except SystemExit:  # argparse's, when it has shown its help
+        print(end="", flush=True)
+        raise
+    print(end="", flush=True)
+    return code
+
+
+def _let_go_of_output() -> None:
+    """Drops what could not be written: Python would try once more at its end, and complain."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,84 @@
+"""How commands end: one line and a code, whatever becomes of their output."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pase_mtf.errors import FormatError, InfeasibleError, MismatchError, OutOfMemoryError, UsageError
+from pase_mtf.exit_codes import HelpRequested, exit_code_of
+
+
+@pytest.mark.parametrize(("error", "code"), [
+    (UsageError("x"), 2), (FormatError("x"), 2), (InfeasibleError("x"), 3), (OutOfMemoryError("x"), 4),
+    (MismatchError("x"), 5), (MemoryError(), 4), (KeyboardInterrupt(), 130),
+    (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/some/file"), 2),
+])
+def test_one_line_and_a_code(error, code, capsys):
+    def run():
+        raise error
+    assert exit_code_of(run, smaller="take less") == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+
+
+def test_what_no_user_causes_is_shown_in_full():
+    def run():
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    with pytest.raises(OSError, match="Input/output"):
+        exit_code_of(run, smaller="take less")
+
+
+def test_passes_the_code_on():
+    assert exit_code_of(lambda: 6, smaller="take less") == 6
+
+
+def test_what_to_do_is_in_the_words_of_the_command(capsys):
+    for error, line in ((MemoryError(), "error: out of memory; take less"), (KeyboardInterrupt(), "stopped early")):
+        def run(error=error):
+            raise error
+        exit_code_of(run, smaller="take less", interrupted="stopped early")
+        assert capsys.readouterr().err == line + "\n"
+
+
+def test_help_is_no_error(capsys):
+    def run():
+        raise HelpRequested("the flags")
+    assert exit_code_of(run, smaller="take less") == 0
+    assert capsys.readouterr() == ("the flags\n", "")
+
+
+# What a command prints comes to the pipe or file at once, or late: when Python ends, with a traceback of its own.
+_PRINTS = {
+    "at its end": "sys.exit(exit_code_of(lambda: print('x') or 0, smaller=''))",
+    "as its help": "def run(): raise HelpRequested('x')\nsys.exit(exit_code_of(run, smaller=''))",
+    "as argparse's help": ("import argparse\n"
+                           "sys.exit(exit_code_of(lambda: argparse.ArgumentParser().parse_args(['-h']), smaller=''))"),
+    "before an error": "def run(): print('x'); raise PaseError('y')\nsys.exit(exit_code_of(run, smaller=''))",
+}
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("printed", _PRINTS)
+def test_output_that_nobody_takes(printed, unbuffered):
+    script = ("import sys\nfrom pase_mtf.errors import PaseError\n"
+              f"from pase_mtf.exit_codes import HelpRequested, exit_code_of\n{_PRINTS[printed]}")
+
+    def run(output):
+        ended = subprocess.run([sys.executable, "-c", script], stdout=output, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, check=False)
+        return ended.returncode, ended.stderr
+    full, gone = (2, "error: disk full (while writing); free space or choose another place\n"), (141, "")
+    if printed == "before an error" and not unbuffered:
+        full = gone = (2, "error: y\n")
+    if printed == "as argparse's help" and unbuffered:
+        pytest.skip("argparse itself drops what it cannot write, of late")
+    with open("/dev/full", "w") as output:
+        assert run(output) == full
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as output:
+        assert run(output) == gone
