@@ -1,8 +1,7 @@
 """Ctrl-C and SIGTERM while a program's modules are still being imported: a line and the exit code, no traceback.
 
 To import this module is to take them, where the program is one of `python -m pase_mtf....` and not otherwise. `import
-pase_mtf` does so before all else. Once they are imported, the programs that measure put their own handlers in their
-place; the others give the signals back.
+pase_mtf` does so before all else. Once they are imported, commands put `pase_mtf.interrupts` in their place.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import signal
 import sys
 from types import FrameType
 
-__all__ = ["SIGNALS", "give_back"]
+__all__ = ["SIGNALS"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PROGRAMS = {f"pase_mtf.{name}" for name in ("launch", "calibration", "epochs", "layout", "search", "strategy.compile")}
@@ -20,16 +19,10 @@ _PROGRAMS = {f"pase_mtf.{name}" for name in ("launch", "calibration", "epochs", 
 
 def _end(number: int, frame: FrameType | None) -> None:
     # Nothing is there yet to be closed or removed, and half-imported modules are not to be left by an exception.
-    os.write(2, b"interrupted before anything was measured\n")
+    os.write(2, b"interrupted\n")
     os._exit(128 + number)
 
 
-def give_back() -> None:
-    """Lets the signals do what they did before they were taken, if they were."""
-    for number, handler in _BEFORE.items():
-        signal.signal(number, handler)
-
-
-# Python looks for the module to run, and imports its package.
-_TAKEN = SIGNALS if sys.argv[:1] == ["-m"] and _PROGRAMS.intersection(sys.orig_argv) else ()
-_BEFORE = {number: signal.signal(number, _end) for number in _TAKEN}
+if sys.argv[:1] == ["-m"] and _PROGRAMS.intersection(sys.orig_argv):  # Python looks for the module to run
+    for _number in SIGNALS:
+        signal.signal(_number, _end)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from absl import flags
 
-from pase_mtf._early_signals import give_back
 from pase_mtf.amounts import parse_bytes
 from pase_mtf.calibration.load import are_measured, is_kernel_file
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.exit_codes import HelpRequested, exit_code_of
 from pase_mtf.files import check_outputs, write_atomically
 from pase_mtf.flag_text import flag_text
+from pase_mtf.interrupts import Interrupts
 from pase_mtf.layout.formats import FORMATS
 from pase_mtf.layout.named import named_function
 
@@ -157,8 +157,8 @@ def main(argv: Sequence[str]) -> int:
     The layout goes to the standard output, and nothing else does: what the program's own code prints goes to the
     standard error, as do tables and notes.
     """
-    give_back()
-    return exit_code_of(lambda: _answer(argv), interrupted=_INTERRUPTED, smaller=_SMALLER)
+    with Interrupts() as interrupts:
+        return exit_code_of(lambda: _answer(argv), interrupts, interrupted=_INTERRUPTED, smaller=_SMALLER)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ import math
 import sys
 from collections.abc import Sequence
 
-from pase_mtf._early_signals import give_back
 from pase_mtf.errors import UsageError
 from pase_mtf.exit_codes import exit_code_of
 from pase_mtf.files import check_outputs, says_format, write_atomically
+from pase_mtf.interrupts import Interrupts
 from pase_mtf.search import Solution, check_certificate, methods, solve
 from pase_mtf.search.network import CostNetwork
 
@@ -119,8 +119,8 @@ def _write(path: str, method: str, solution: Solution) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command. Returns its exit code: 0, or that of the error, which goes to stderr as one line."""
-    give_back()
-    return exit_code_of(lambda: _run(arguments), interrupted=_INTERRUPTED, smaller=_SMALLER)
+    with Interrupts() as interrupts:
+        return exit_code_of(lambda: _run(arguments), interrupts, interrupted=_INTERRUPTED, smaller=_SMALLER)
 
 
 if __name__ == "__main__":
