@@ -37,6 +37,9 @@ def exit_code_of(run: Callable[[], int], interrupts: Interrupts | None = None, *
         _let_go_of_output()
     if line:
         print(line, file=sys.stderr)
+    # Python counts a KeyboardInterrupt that left an `exec` (of numba's) as not caught until the next `exec`, and would
+    # end by SIGINT.
+    exec("")
     return code
 
 

@@ -51,6 +51,16 @@ def test_help_is_no_error(capsys):
     assert capsys.readouterr() == ("the flags\n", "")
 
 
+def test_an_interruption_within_code_made_at_run_time(tmp_path):
+    """`python -m` takes a KeyboardInterrupt that left an `exec` (numba's, say) for one that nobody caught, and ends by
+    SIGINT in place of the exit code."""
+    (tmp_path / "made.py").write_text(
+        "import sys\nfrom pase_mtf.exit_codes import exit_code_of\n"
+        "sys.exit(exit_code_of(lambda: exec('raise KeyboardInterrupt'), smaller='', interrupted='stopped'))")
+    ended = subprocess.run([sys.executable, "-m", "made"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "stopped\n")
+
+
 # What a command prints comes to the pipe or file at once, or late: when Python ends, with a traceback of its own.
 _PRINTS = {
     "at its end": "sys.exit(exit_code_of(lambda: print('x') or 0, smaller=''))",
