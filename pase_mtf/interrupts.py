@@ -4,6 +4,7 @@ file."""
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,9 @@ __all__ = ["LAST_WISH", "ONE_WISH", "Interrupts"]
 ONE_WISH = 0.5
 """Seconds within which signals are one wish: `timeout` and schedulers send one to a process and to its group."""
 
+_AGAIN = 0.01
+"""Seconds after which a KeyboardInterrupt that was dropped is raised once more."""
+
 LAST_WISH = 2
 """The wish after which a run still writes its files; over processes a launcher ends all of them at the next."""
 
@@ -23,8 +27,9 @@ LAST_WISH = 2
 class Interrupts:
     """Takes both signals while it is entered (in the main thread; others are never interrupted).
 
-    The first signal raises KeyboardInterrupt; after `hold` it is only remembered. Remembered it is either way: Python
-    drops a KeyboardInterrupt that strikes within a destructor or a callback of the C++ library.
+    The first signal raises KeyboardInterrupt; after `hold` it is only remembered. Python drops a KeyboardInterrupt that
+    strikes within a destructor or a callback (of the library that loads compiled code, say): such a one is raised once
+    more a moment later, until it arrives.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,15 +42,19 @@ class Interrupts:
         self._last_wish, self._later, self._elsewhere = 0.0, 0, 0
         self._asked: list[int] = []
         self._told: list[int] = []
-        self._held = False
+        self._held = self._dropped = False
         self._before: list[object] = []
+        self._hook = sys.unraisablehook
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
             self._before = [signal.signal(number, self._strike) for number in SIGNALS]
+            self._hook, sys.unraisablehook = sys.unraisablehook, self._drop
         return self
 
     def __exit__(self, *unused: object) -> None:
+        if self._before:
+            sys.unraisablehook = self._hook
         for number, handler in zip(SIGNALS, self._before, strict=False):
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -87,11 +96,25 @@ class Interrupts:
         Raises:
           KeyboardInterrupt: there was one already, and it was dropped.
         """
+        self._held, self._dropped = True, False
         if self._asked:
             raise KeyboardInterrupt
-        self._held = True
+
+    def _drop(self, dropped: sys.UnraisableHookArgs) -> None:
+        """Takes what Python is about to drop; shows what is not ours."""
+        if not issubclass(dropped.exc_type, KeyboardInterrupt) or not self._asked:
+            self._hook(dropped)
+        elif not self._dropped:
+            self._dropped = True
+            # From another thread: raised here and now, it would be dropped again.
+            again = threading.Timer(_AGAIN, signal.pthread_kill, (threading.main_thread().ident, self._asked[0]))
+            again.daemon = True
+            again.start()
 
     def _strike(self, number: int, frame: FrameType | None) -> None:
+        if self._dropped:
+            self._dropped = False
+            raise KeyboardInterrupt
         now = self._clock()
         if not self._asked:
             self._last_wish = now

@@ -1,0 +1,82 @@
+"""Ctrl-C and SIGTERM, wherever they strike."""
+
+import ctypes
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from pase_mtf.interrupts import Interrupts
+
+# Python drops what is raised in either.
+_CALLBACK = ctypes.CFUNCTYPE(None)
+
+
+def _in_a_callback(number):
+    _CALLBACK(lambda: signal.raise_signal(number))()
+
+
+def _in_a_destructor(number):
+    class Dying:
+        def __del__(self):
+            signal.raise_signal(number)
+    Dying()
+
+
+@pytest.mark.parametrize("strike", [_in_a_callback, _in_a_destructor])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_one_that_is_dropped_is_raised_again(strike, number, code, capsys):
+    hook = sys.unraisablehook
+    with Interrupts() as interrupts:
+        strike(number)
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(60)
+        assert (interrupts.exit_code, interrupts.wishes) == (code, 1)
+        assert capsys.readouterr().err == ""
+    assert sys.unraisablehook is hook
+
+
+def test_again_and_again():
+    """Python code that runs within callbacks alone."""
+    with Interrupts() as interrupts:
+        _in_a_callback(signal.SIGINT)
+        _CALLBACK(lambda: time.sleep(0.3))()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(60)
+    assert interrupts.wishes == 1
+
+
+def test_one_that_was_dropped_is_remembered_where_only_that_is_wanted():
+    with Interrupts() as interrupts:
+        _in_a_callback(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.hold()
+        time.sleep(0.3)  # nothing is raised while the first is answered
+        assert interrupts.wishes == 1
+
+
+def test_what_else_python_drops_is_shown_as_before(monkeypatch):
+    shown = []
+    monkeypatch.setattr(sys, "unraisablehook", shown.append)
+
+    def fail():
+        raise ValueError
+
+    with Interrupts():
+        _CALLBACK(fail)()
+    assert [dropped.exc_type for dropped in shown] == [ValueError]
+
+
+def test_elsewhere_than_in_the_main_thread_nothing_is_taken():
+    before = [signal.getsignal(signal.SIGINT), sys.unraisablehook]
+
+    def enter():
+        with Interrupts():
+            found.extend([signal.getsignal(signal.SIGINT), sys.unraisablehook])
+    found = []
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert found == before
