@@ -77,13 +77,13 @@ def _find(plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: fl
             return find_measured_pipeline(graphs, sources, prices.meter, schedule=plan.options.schedule,
                                           memory_limit=within, seconds=share_of(until, 1.0), progress=Telling())
         except NoPipelineError as error:
-            advice = _to_fit(plan, max(graphs)) if error.limited else "leave out pipeline"
+            advice = _to_fit(plan, max(graphs) if error.splits else 0) if error.limited else "leave out pipeline"
             raise InfeasibleError(f"{error.reason}; {advice}", proven=error.proven) from error
 
 
 def _to_fit(plan: Plan, most: int) -> str:
-    """What to do where no pipeline of up to so many microbatches keeps to the limit, as flags."""
-    more = f"more --microbatches than {most}, " if plan.options.batch > most else ""
+    """What to do where no pipeline keeps to the limit, as flags: more microbatches than so many, if any, among it."""
+    more = f"more --microbatches than {most}, " if 0 < most < plan.options.batch else ""
     return (f"take a larger --memory_limit than {plan.options.memory_limit}, {more}a smaller --batch or --preset, or "
             "more devices")
 

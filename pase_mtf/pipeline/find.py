@@ -44,12 +44,13 @@ class NoPipelineError(InfeasibleError):
     Attributes:
       reason: why, without what to do.
       limited: whether there are some that need more memory.
+      splits: whether more microbatches are worth a try.
     """
 
-    def __init__(self, reason: str, advice: str, *, proven: bool, limited: bool) -> None:
+    def __init__(self, reason: str, advice: str, *, proven: bool, limited: bool, splits: bool = False) -> None:
         """Takes what is told."""
         super().__init__(f"{reason}; {advice}", proven=proven)
-        self.reason, self.limited = reason, limited
+        self.reason, self.limited, self.splits = reason, limited, splits
 
 
 @checked_arguments
@@ -181,8 +182,10 @@ class _Search:
         if max(limit, least) < lightest:
             needs.append(f"the lightest that was looked at {'' if above else 'needs at least '}"
                          f"{needed_text(lightest, limit)}")
+        splits = _falls_to({count: light for count, (_, light) in zip(costs, bounds, strict=True)}, limit)
         return NoPipelineError(f"{reason} within {bytes_text(limit)} each{'; ' * bool(needs)}{', '.join(needs)}",
-                               "raise the limit, take more microbatches, or more devices", proven=proven, limited=True)
+                               f"raise the limit, take {'more microbatches, or ' * splits}more devices", proven=proven,
+                               limited=True, splits=splits)
 
     def _least_memory(self, count: int, costs: StageCosts) -> tuple[float, float]:
         """Bytes that some device of every pipeline of so many microbatches holds at least, and of the lightest that was
@@ -320,6 +323,19 @@ def _check_configurations(graph: ComputationGraph, stages: Sequence[Laid], machi
         offered = build_network(part_of_graph(graph, stage.first, stage.stop), machine, stage.devices)
         for number, configuration in enumerate(stage.configurations):
             offered.index(number, configuration)
+
+
+def _falls_to(needed: Mapping[int, float], limit: float) -> bool:
+    """Whether more microbatches than these may keep to a limit: by the last two, a pipeline needs a + b / microbatches.
+
+    Args:
+      needed: number of microbatches, ascending -> bytes of the lightest pipeline.
+      limit: bytes.
+    """
+    if len(needed) < 2:
+        return False  # nothing tells how it falls
+    (fewer, before), (more, after) = list(needed.items())[-2:]
+    return (more * after - fewer * before) / (more - fewer) <= limit
 
 
 def _simplest(found: Sequence[Simulated]) -> Simulated:

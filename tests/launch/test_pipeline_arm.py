@@ -12,16 +12,17 @@ from pase_mtf.launch.__main__ import main
 from pase_mtf.launch.arms.recipe import microbatch_of
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
+from pase_mtf.launch.strategies import pipelining
 from pase_mtf.launch.strategies.pipelining import find_pipelines
 from pase_mtf.launch.summary import read_summary
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models import microbatches
+from pase_mtf.pipeline.find import NoPipelineError
 from pase_mtf.pipeline.pipeline import Pipeline
 
 _NOTHING_FITS = (
     r": no pipeline of two or more stages on 2 devices within 1000 B each; every one needs at least [\d.]+ [KM]iB; "
-    r"take a larger --memory_limit than 1kB, more --microbatches than 4, a smaller --batch or --preset, or more "
-    r"devices$")
+    r"take a larger --memory_limit than 1kB, a smaller --batch or --preset, or more devices$")
 
 
 def _losses(folder, arm):
@@ -124,12 +125,19 @@ def test_it_is_left_out_where_it_cannot_be(launch, tmp_path, flags, reason):
     assert re.search("^arms +(.*)$", out, re.MULTILINE)[1] == "search"
 
 
-def test_it_keeps_to_the_memory(preset):
+def test_it_keeps_to_the_memory(preset, monkeypatch):
     plan = resolve(Options(model="alexnet", preset=preset, mesh="2", devices="cpu", machine="a100",
                            compare="pipeline", memory_limit="1kB"))
     found, left_out = find_pipelines(plan, plan.options.arms, Machine.load("a100"), None, 0.0)
     assert found == {}
     assert re.search(_NOTHING_FITS, left_out["pipeline"])
+
+    def none_as_yet(*given, **named):
+        raise NoPipelineError("too much", "split", proven=True, limited=True, splits=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(pipelining, "find_pipeline", none_as_yet)
+        _, left_out = find_pipelines(plan, plan.options.arms, Machine.load("a100"), None, 0.0)
+    assert "than 1kB, more --microbatches than 4, a smaller" in left_out["pipeline"]
     plan = plan.in_microbatches(8)  # of one example each
     _, left_out = find_pipelines(plan, plan.options.arms, Machine.load("a100"), None, 0.0)
     assert "take a larger --memory_limit than 1kB, a smaller --batch or --preset, or more" in left_out["pipeline"]

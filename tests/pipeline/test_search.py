@@ -288,6 +288,14 @@ def test_memory_of_microbatches_in_flight_is_kept_to(graph):
     assert tight.memory_bytes <= limit
 
 
+@pytest.mark.parametrize(("needed", "helps"), [
+    ({2: 40.0, 4: 25.0}, True), ({2: 40.0, 4: 32.0}, False), ({2: 10.0, 4: 40.0, 6: 30.0}, True), ({4: 12.0}, False),
+    ({4: 18.4, 8: 16.9}, False), ({2: math.inf, 4: math.inf}, False), ({2: 12.0, 4: 12.0}, False)])
+def test_more_microbatches_are_advised_where_they_may_fit(needed, helps):
+    """What a device holds falls with them, but for its weights: 10 and 60 / microbatches in the first case."""
+    assert find._falls_to(needed, 11.0) == helps
+
+
 @pytest.mark.parametrize("stages", [2, None])
 def test_what_every_pipeline_needs_at_least_is_told_where_none_fits(graph, stages, monkeypatch):
     """And that is no more than any holds, and not far from it."""
@@ -306,7 +314,7 @@ def test_what_every_pipeline_needs_at_least_is_told_where_none_fits(graph, stage
     assert (error.limited, error.proven) == (True, True)
     assert str(error) == (
         f"{graph.name}: no pipeline of {stages or 'two or more'} stages on 4 devices within 1000 B each; every one "
-        f"needs at least {needed_text(least[0])}; raise the limit, take more microbatches, or more devices")
+        f"needs at least {needed_text(least[0])}; raise the limit, take more devices")
     assert refused(least[0] - 1.0).proven
     found = find_pipeline({_COUNT: graph}, 4, harness.MACHINE, stages=stages, blocks=6, memory_limit=1.3 * least[0])
     assert least[0] <= found.memory_bytes <= 1.3 * least[0]
