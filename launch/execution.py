@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from pase_mtf import models
 from pase_mtf.calibration.speed import speed_note
 from pase_mtf.errors import DataError, UsageError
-from pase_mtf.exit_codes import INTERRUPTED
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.arms.arm import Arm, build_arms, rows_of
@@ -349,4 +348,4 @@ def _exit_code(plan: Plan, history: History, interrupts: Interrupts) -> int:
     if history.diverged is not None:
         raise UsageError(f"--learning_rate={plan.options.learning_rate}: the loss of {plan.options.arms[0].name} is "
                          f"not finite at step {history.diverged}; take a smaller one")
-    return (interrupts.exit_code or INTERRUPTED) if history.interrupted else 0
+    return interrupts.answer() if history.interrupted else 0

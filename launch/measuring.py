@@ -32,7 +32,7 @@ from pase_mtf import models
 from pase_mtf.calibration.cache import fingerprint_of_kernels, kernel_tables, kernels_path
 from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.exit_codes import INTERRUPTED, exit_code_of
+from pase_mtf.exit_codes import exit_code_of
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.command_line import read_flags
 from pase_mtf.launch.flag_values import MeshFlag, parse_mesh
@@ -173,7 +173,7 @@ def run(request: Request, interrupts: Interrupts) -> int:
         try:
             whole = _measure(request, plans, meters)
         except KeyboardInterrupt:
-            code, whole = interrupts.exit_code or INTERRUPTED, False
+            code, whole = interrupts.answer(), False
             measured, lost = (sum(getattr(meter, name) for meter in meters.values()) for name in ("measured", "unkept"))
             print("interrupted before anything was measured" if not measured else
                   f"interrupted; {lost} kernels that were measured are not kept" if lost else

@@ -47,19 +47,25 @@ def _ended(run: Callable[[], int], interrupts: Interrupts | None, smaller: str, 
     """(the exit code, what to say)."""
     try:
         return _written(run), ""
-    except KeyboardInterrupt:
-        return (interrupts and interrupts.exit_code) or INTERRUPTED, interrupted
-    except BrokenPipeError:  # whoever read our output went away (`| head`)
-        return BROKEN_PIPE, ""
-    except MemoryError:
-        error: PaseError = OutOfMemoryError(f"out of memory; {smaller}")
-    except OSError as problem:
-        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except (KeyboardInterrupt, Exception) as problem:
+        # A library that is interrupted may say that it failed, whatever is told of that.
+        if isinstance(problem, KeyboardInterrupt) or (interrupts and interrupts.unanswered):
+            return interrupts.answer() if interrupts else INTERRUPTED, interrupted
+        if isinstance(problem, BrokenPipeError):  # whoever read our output went away (`| head`)
+            return BROKEN_PIPE, ""
+        error = _error_of(problem, smaller)
+        if error is None:
             raise
-        error = UsageError(f"disk full ({problem.filename or 'while writing'}); free space or choose another place")
-    except PaseError as problem:
-        error = problem
-    return error.exit_code, f"error: {error}"
+        return error.exit_code, f"error: {error}"
+
+
+def _error_of(problem: BaseException, smaller: str) -> PaseError | None:
+    """What is told of a problem in one line; None: no user causes it."""
+    if isinstance(problem, MemoryError):
+        return OutOfMemoryError(f"out of memory; {smaller}")
+    if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UsageError(f"disk full ({problem.filename or 'while writing'}); free space or choose another place")
+    return problem if isinstance(problem, PaseError) else None
 
 
 def _written(run: Callable[[], int]) -> int:

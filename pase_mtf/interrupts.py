@@ -42,7 +42,7 @@ class Interrupts:
         self._last_wish, self._later, self._elsewhere = 0.0, 0, 0
         self._asked: list[int] = []
         self._told: list[int] = []
-        self._held = self._dropped = False
+        self._held = self._dropped = self._raised = False
         self._before: list[object] = []
         self._hook = sys.unraisablehook
 
@@ -90,6 +90,16 @@ class Interrupts:
         """What a shell expects of a process that the first of the signals ended: 130 or 143; None without any."""
         return 128 + (self._asked or self._told)[0] if self.asked else None
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether KeyboardInterrupt was raised, and nobody has answered it: what fails now fails for that."""
+        return self._raised
+
+    def answer(self) -> int:
+        """The exit code, for whoever catches the KeyboardInterrupt and has something to do yet, which may fail."""
+        self._raised = False
+        return self.exit_code or 128 + signal.SIGINT
+
     def hold(self) -> None:
         """From here on a signal is only remembered: whoever holds looks at `asked` between two steps.
 
@@ -123,5 +133,5 @@ class Interrupts:
             self._later += 1
         self._asked.append(number)
         if not self._held:
-            self._held = True  # the next must not strike while this one cleans up
+            self._held = self._raised = True  # the next must not strike while this one cleans up
             raise KeyboardInterrupt

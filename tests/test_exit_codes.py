@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 
 from pase_mtf.errors import FormatError, InfeasibleError, MismatchError, OutOfMemoryError, UsageError
 from pase_mtf.exit_codes import HelpRequested, exit_code_of
+from pase_mtf.interrupts import Interrupts
 
 
 @pytest.mark.parametrize(("error", "code"), [
@@ -49,6 +51,28 @@ def test_help_is_no_error(capsys):
         raise HelpRequested("the flags")
     assert exit_code_of(run, smaller="take less") == 0
     assert capsys.readouterr() == ("the flags\n", "")
+
+
+def test_an_interruption_that_a_library_takes_for_its_own_failure(capsys):
+    """As one written in C does, whose import is interrupted."""
+    def run():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise ImportError("initialization failed") from None
+    with Interrupts() as interrupts:
+        assert exit_code_of(run, interrupts, smaller="take less", interrupted="stopped") == 143
+    assert capsys.readouterr().err == "stopped\n"
+
+
+def test_an_error_after_a_signal_that_is_only_remembered_is_told(capsys):
+    def run():
+        interrupts.hold()
+        signal.raise_signal(signal.SIGTERM)
+        raise UsageError("x")
+    with Interrupts() as interrupts:
+        assert exit_code_of(run, interrupts, smaller="take less", interrupted="stopped") == 2
+    assert capsys.readouterr().err == "error: x\n"
 
 
 def test_an_interruption_within_code_made_at_run_time(tmp_path):

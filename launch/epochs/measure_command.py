@@ -12,7 +12,6 @@ from tqdm import tqdm
 from pase_mtf import models
 from pase_mtf.epochs.curve import EpochCurve
 from pase_mtf.epochs.report import epochs_text, range_text
-from pase_mtf.exit_codes import INTERRUPTED
 from pase_mtf.files import check_outputs
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.data import open_data
@@ -63,7 +62,7 @@ def run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
                 raise
             print(f"interrupted; {len(file.rows)} runs are kept in {flags.output}, and the same command goes on from "
                   "there", file=sys.stderr)
-            return interrupts.exit_code or INTERRUPTED
+            return interrupts.answer()
     print(f"{data.describe()}\nheld-out loss {flags.target:g} of {flags.model}, epochs of {flags.examples:,} examples")
     print(curve_table(EpochCurve.load(flags.output)))
     return 0
