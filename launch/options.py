@@ -132,8 +132,13 @@ class Options:
             return None
         if not (self.microbatches.isdecimal() and 1 <= int(self.microbatches[:11]) <= _MOST):
             raise UsageError(f"--microbatches={shortened(self.microbatches, quoted=False)}: give a number that divides "
-                             "the batch, or auto")
+                             f"the batch, or {self._searched}")
         return int(self.microbatches)
+
+    @property
+    def _searched(self) -> str:
+        """What to do where no number is given, and the best is to be found: a pipeline is searched for its own."""
+        return "leave it out" if self.arms[0].method == PIPELINE else "auto"
 
     @property
     def recomputed(self) -> tuple[str, ...] | None:
@@ -241,7 +246,7 @@ class Options:
         batch, pieces = self.batch or config.batch, self.microbatch_count or 1
         if batch % pieces:
             raise UsageError(f"--microbatches={self.microbatches}: a batch of {batch} does not split so; take "
-                             f"--microbatches={largest_divisor(batch, min(pieces, batch))}, or auto")
+                             f"--microbatches={largest_divisor(batch, min(pieces, batch))}, or {self._searched}")
         if pieces > 1 and self.model in BATCH_STATISTICS:
             raise UsageError(f"--microbatches={self.microbatches}: {self.model} normalises over the batch, so that "
                              "pieces of it are another model; leave it out")

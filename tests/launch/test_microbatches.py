@@ -64,6 +64,16 @@ def test_auto_takes_as_few_as_fit(launch):
     assert "--microbatches=auto: no strategy keeps to" in err.splitlines()[-1]
 
 
+def test_of_a_pipeline_the_number_is_found_where_none_is_given(launch):
+    """`auto`, which the others take, would be refused as well."""
+    for value, message in (("3", "does not split so; take --microbatches=2, or leave it out"),
+                           ("x", "give a number that divides the batch, or leave it out")):
+        code, _, _, err = launch("--strategy=pipeline", f"--microbatches={value}", "--print_config")
+        assert code == 2
+        assert err.splitlines()[-1].endswith(message)
+    assert launch("--strategy=pipeline", "--print_config")[0] == 0
+
+
 @pytest.mark.parametrize(("value", "message"), [
     ("0", "--microbatches=0: give a number that divides the batch, or auto"), ("two", "--microbatches=two: give"),
     ("3", "--microbatches=3: a batch of 8 does not split so; take --microbatches=2, or auto"),
