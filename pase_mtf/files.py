@@ -80,6 +80,9 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[tuple[str,
             raise UsageError(f"{flag} is empty; name a file, or leave the flag out")
         if os.path.isdir(path):
             raise UsageError(f"{named} is a folder; name a file")
+        if os.path.exists(path) and not os.path.isfile(path):
+            # It may have no end to read to, and what is renamed to it takes its place for everybody.
+            raise UsageError(f"{named} is a device or a pipe; name a file")
         if not os.path.isdir(folder):
             raise UsageError(f"{named}: there is no folder {folder}; make it first, or choose another place")
         for other, file in read:

@@ -1,5 +1,7 @@
 """What a command writes is checked before it computes: never in place of what it reads, nor of what else it writes."""
 
+import os
+
 import pytest
 
 from pase_mtf.errors import UsageError
@@ -8,11 +10,12 @@ from pase_mtf.files import check_outputs, says_format
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where there is a file that is read, a link to it, one that may be replaced, and a folder."""
+    """Where there is a file that is read, a link to it, one that may be replaced, a pipe, and a folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "read.csv").write_text("precious")
     (tmp_path / "link.csv").symlink_to("read.csv")
     (tmp_path / "old.json").write_text("{}")
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "there").mkdir()
     (tmp_path / "way").symlink_to("there")
     return tmp_path
@@ -24,7 +27,9 @@ def folder(tmp_path, monkeypatch):
     ({"--json": "new.json", "--plot": "./new.json"}, "--plot=./new.json is the file of --json as well"),
     ({"--json": "there/new.json", "--plot": "way/new.json"}, "is the file of --json as well"),
     ({"--json": "old.json", "--plot": "old.json"}, "is the file of --json as well"),
-    ({"--json": "there"}, "--json=there is a folder; name a file"), ({"--json": ""}, "--json is empty"),
+    ({"--json": "there"}, "--json=there is a folder; name a file"),
+    ({"--json": "/dev/full"}, "--json=/dev/full is a device or a pipe; name a file"), ({"--json": "pipe"}, "or a pipe"),
+    ({"--json": ""}, "--json is empty"),
     ({"--json": "none/new.json"}, "there is no folder none; make it first"),
     ({"--json": "old.json/new.json"}, "there is no folder old.json"), ({"--json": "no\0path"}, "is no path")])
 def test_what_would_be_lost_is_refused(folder, outputs, says):

@@ -143,7 +143,9 @@ class RunFile:
     def _read(self) -> None:
         try:
             with open(self.path, encoding="utf-8", newline="") as file:
-                first, *rest = file.read().splitlines()
+                first, *rest = file.read().splitlines() or [""]
+            if not first:
+                raise ValueError("its first line is empty")
             kept = json.loads(first.removeprefix("# "))
             types: dict[str, Any] = {field.name: int if field.type == "int" else float
                                      for field in dataclasses.fields(Measured)}

@@ -12,6 +12,7 @@ from pase_mtf import models
 from pase_mtf.epochs.curve import EpochCurve
 from pase_mtf.errors import DataError, FormatError, UsageError
 from pase_mtf.launch.data import Source, open_data
+from pase_mtf.launch.epochs import measure_command
 from pase_mtf.launch.epochs.command import main
 from pase_mtf.launch.epochs.measure import (
     Measured,
@@ -176,6 +177,25 @@ def test_a_measurement_from_end_to_end(preset, tmp_path, capsys):
     drawn = plot.read_bytes()
     assert main(["project", *flags, "--overwrite"]) == 0
     assert plot.read_bytes() == drawn
+
+
+def test_a_device_is_no_file_of_runs(preset, capsys):
+    """One has no end to read to."""
+    for path in ("/dev/full", "/dev/null"):
+        assert _measure(preset, path) == 2
+        assert capsys.readouterr().err == f"error: --output={path} is a device or a pipe; name a file\n"
+
+
+def test_memory_that_runs_out_is_told_in_the_flags_of_the_command(preset, tmp_path, monkeypatch, capsys):
+    def fail(*given, **named):
+        raise MemoryError
+    monkeypatch.setattr(measure_command, "open_data", fail)
+    assert _measure(preset, tmp_path / "curve.csv") == 4
+    assert capsys.readouterr().err == (
+        "error: out of memory; take a smaller --preset, and for `measure` also a smaller --piece\n")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "4 out of memory" in " ".join(capsys.readouterr().out.split())
 
 
 def test_other_settings_are_refused(preset, tmp_path, capsys):
