@@ -51,9 +51,10 @@ def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; free space or choose another place") from error
+    finally:  # also where a signal came
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
-        raise UsageError(f"cannot write {path}: {error.strerror}; free space or choose another place") from error
 
 
 def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[tuple[str, str | None]] = (), *,

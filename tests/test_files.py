@@ -5,7 +5,7 @@ import os
 import pytest
 
 from pase_mtf.errors import UsageError
-from pase_mtf.files import check_outputs, says_format
+from pase_mtf.files import check_outputs, says_format, write_atomically
 
 
 @pytest.fixture
@@ -55,6 +55,17 @@ def test_what_is_new_or_may_be_replaced_is_not(folder):
         (folder / "dangling").symlink_to("nowhere")
         with pytest.raises(UsageError, match=f"--json={path} exists; choose another name, or add --overwrite"):
             check_outputs({"--json": path}, read, otherwise=", or add --overwrite")
+
+
+def test_a_signal_while_a_file_is_written_leaves_nothing(folder, monkeypatch):
+    def interrupted(descriptor):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(os, "fsync", interrupted)
+    before = sorted(folder.iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically("old.json", "new")
+    assert sorted(folder.iterdir()) == before
+    assert (folder / "old.json").read_text() == "{}"
 
 
 def test_what_a_file_says_it_is(folder):
