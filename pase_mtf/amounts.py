@@ -46,6 +46,8 @@ def bytes_text(amount: float) -> str:
 def needed_text(needed: float, limit: float = math.inf) -> str:
     """Bytes that something needs, rounded up: it fits whoever allows as much. All of them where the limit that they are
     above would read the same."""
+    if not math.isfinite(needed):
+        return bytes_text(needed)
     places = {"B": 0, "GiB": 2, "TiB": 2}
     number, unit = bytes_text(needed).split()
     step = 10.0 ** -places.get(unit, 1)

@@ -37,6 +37,7 @@ def test_what_is_needed_is_enough(amount):
         assert parse_bytes(needed_text(amount, amount - 1)) >= amount
     assert needed_text(236000.5) == "230.5 KiB"
     assert needed_text(235500.0, 235510.0) == "235500 B"
+    assert needed_text(math.inf) == bytes_text(math.inf)
 
 
 @pytest.mark.parametrize(("gap", "text"), [

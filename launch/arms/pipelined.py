@@ -22,6 +22,7 @@ from pase_mtf.lowering.turns import Turn
 from pase_mtf.models import Model
 from pase_mtf.models.microbatches import WrittenOut, write_out
 from pase_mtf.models.presets import ModelConfig
+from pase_mtf.operations.facts import needed_for_updates
 from pase_mtf.operations.flow import all_operations
 from pase_mtf.operations.registry import rule_of
 from pase_mtf.pipeline.pipeline import Pipeline
@@ -138,13 +139,21 @@ def _without_variables(operations: Iterable[mtf.Operation]) -> list[mtf.Operatio
 
 
 def _turns(program: PipelinedProgram, pipeline: Pipeline, stages: Mapping[mtf.Operation, int]) -> list[Turn]:
-    """The turns of all devices: what is read, then the tasks of the schedule, then the update."""
-    written = program.written
+    """The turns of all devices: what is read, then the tasks of the schedule, then the update.
+
+    Gradients that no update needs (of one-hot vectors, for instance) are of a last turn: if others waited for them,
+    every step would compute them.
+    """
+    written, operations = program.written, all_operations(program.graph)
+    unneeded = {operation for operation, needed in zip(operations, needed_for_updates(operations), strict=True)
+                if not needed}
+    spare = list[mtf.Operation]()
     of_task: dict[tuple[str, int, int], list[mtf.Operation]] = collections.defaultdict(list)
     for phase, parts in (("forward", written.forward), ("backward", written.backward)):
         for number, operations in enumerate(parts):
             for operation in _without_variables(operations):
-                of_task[phase, stages[operation], number].append(operation)
+                is_spare = phase == "backward" and operation in unneeded
+                (spare if is_spare else of_task[phase, stages[operation], number]).append(operation)
     for number, operations in enumerate(written.added, 1):
         for operation in operations:
             of_task["backward", stages[operation], number].append(operation)
@@ -163,7 +172,7 @@ def _turns(program: PipelinedProgram, pipeline: Pipeline, stages: Mapping[mtf.Op
         turns.append(Turn([operation for operation, _ in entries], () if needs else (latest[stage],)))
         if needs:
             latest[stage] = len(turns) - 1
-    return turns
+    return [*turns, Turn(spare)]
 
 
 def _by_need(program: PipelinedProgram) -> Iterator[tuple[mtf.Operation, bool]]:

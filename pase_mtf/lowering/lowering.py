@@ -7,7 +7,6 @@ tensor that another made under another layout, the tensor is moved; nothing is r
 from __future__ import annotations
 
 import collections
-import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -132,8 +131,7 @@ class PlanLowering(mtf.Lowering):
         for turn in turns or [Turn(graph.operations)]:
             with taking.turn(turn), self.emitter.behind_turns(turn.after):
                 for operation in turn.operations:
-                    with taking.idle() if turns and operation in self._idle else contextlib.nullcontext():
-                        self._lower_and_count(operation)
+                    self._lower_and_count(operation)
 
     def _lower_and_count(self, operation: mtf.Operation) -> None:
         self.lower_operation(operation)

@@ -35,15 +35,6 @@ class TurnTaking:
         self._made: list[list[tf.Operation]] = []
         self._ends: dict[int, dict[str, list[tf.Operation]]] = {}
         self._barriers: dict[tuple[int, str], tf.Operation] = {}
-        self._idle = set[tf.Operation]()
-
-    @contextlib.contextmanager
-    def idle(self) -> Iterator[None]:
-        """No turn waits for the nodes made in this context: then steps would run what they have no need of."""
-        graph = tf.get_default_graph()
-        begun = len(graph.get_operations())
-        yield
-        self._idle.update(graph.get_operations()[begun:])
 
     @contextlib.contextmanager
     def turn(self, turn: Turn) -> Iterator[None]:
@@ -59,7 +50,7 @@ class TurnTaking:
         for node in _entries(made) if barriers else ():
             if node.device in barriers:
                 node._add_control_inputs(barriers[node.device])
-        self._made.append([node for node in made if node not in self._idle])
+        self._made.append(made)
 
     def _ends_of(self, number: int) -> dict[str, list[tf.Operation]]:
         if number not in self._ends:

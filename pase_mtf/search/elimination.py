@@ -18,14 +18,14 @@ from typing import NamedTuple
 import numpy as np
 
 from pase_mtf.search.compiled import compiled, seconds_now
-from pase_mtf.search.elimination_plan import Plan
+from pase_mtf.search.elimination_plan import A_ROW, A_TERM, Plan
 from pase_mtf.search.packed import Packed
 
 __all__ = ["eliminate"]
 
 # Configurations of the vertex, and of the innermost neighbour, in a block of a product: 128 KiB.
 _BLOCK = (64, 256)
-# Sums that are formed between two looks at the clock, at least.
+# The work (see Plan) between two looks at the clock.
 _BETWEEN_LOOKS = 1 << 22
 
 
@@ -36,7 +36,7 @@ class _Factors(NamedTuple):
     Attributes:
       source, start: int64 [factors], which array holds it (_UNARY, _MATRIX or _TABLE), and where it begins there.
       dims_at: int64 [factors + 1], where its vertices begin in the next three.
-      vertex: int64, ascending for every factor.
+      vertex: int64.
       classes: int64, where the classes of the vertex's configurations begin in packed.classes; -1: each its own.
       stride: int64.
       link: int64 [factors], the next factor in the same bucket, or -1.
@@ -110,6 +110,7 @@ class _Bucket(NamedTuple):
       maps: int64, maps one after another: what every configuration of a vertex adds to where a factor is read.
       places: int64 [factors, dims + 1], where a factor's map of each dim of the table begins, and last that of the
         vertex eliminated; -1 where the factor does not depend on the dim.
+      dense: bool [factors], whether the entries of a factor stand side by side along the innermost dim.
       begin: int64 [factors], where each is read under the present configurations of all dims but the innermost one;
         kept up to date as these change.
     """
@@ -117,6 +118,7 @@ class _Bucket(NamedTuple):
     factor: np.ndarray
     maps: np.ndarray
     places: np.ndarray
+    dense: np.ndarray
     begin: np.ndarray
 
 
@@ -130,7 +132,7 @@ def _bucket(p: Packed, factors: _Factors, v: int, scope: np.ndarray) -> _Bucket:
             own += p.first[u + 1] - p.first[u]
         count, f = count + 1, factors.link[f]
     found = _Bucket(np.empty(count, np.int64), np.empty(own, np.int64), np.full((count, len(scope) + 1), -1),
-                    np.empty(count, np.int64))
+                    np.zeros(count, np.bool_), np.empty(count, np.int64))
     number, end, f = 0, 0, factors.head[v]
     while f >= 0:
         found.factor[number], found.begin[number] = f, factors.start[f]
@@ -144,6 +146,8 @@ def _bucket(p: Packed, factors: _Factors, v: int, scope: np.ndarray) -> _Bucket:
             found.places[number, dim] = end
             if dim < len(scope) - 1:  # it starts at the first configuration of every dim
                 found.begin[number] += stride * (0 if classes < 0 else p.classes[classes])
+            elif dim < len(scope):
+                found.dense[number] = classes < 0 and stride == 1
             for k in range(p.first[u + 1] - p.first[u]):
                 found.maps[end] = stride * (k if classes < 0 else p.classes[classes + k])
                 end += 1
@@ -153,21 +157,22 @@ def _bucket(p: Packed, factors: _Factors, v: int, scope: np.ndarray) -> _Bucket:
 
 @compiled(allocates=False)
 def _put_innermost(p: Packed, factors: _Factors, v: int, scope: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """Puts last in the scope, which is what is innermost in the table, the largest vertex that has costs with v alone,
-    if there is one."""
-    best, most = -1, 0
+    """Puts last in the scope, which is what is innermost in the table, the vertex for which rows take least: long ones
+    are best, and every table over it and others besides v is added anew for each of them."""
+    best, least = 0, np.inf
     for dim in range(len(scope)):
-        alone, f = True, factors.head[v]
-        while f >= 0 and alone:
+        size, mixed, f = p.first[scope[dim] + 1] - p.first[scope[dim]], 0, factors.head[v]
+        while f >= 0:
             begin, end = factors.dims_at[f], factors.dims_at[f + 1]
             if end - begin > 2:
                 for position in range(begin, end):
-                    alone &= factors.vertex[position] != scope[dim]
+                    if factors.vertex[position] == scope[dim]:
+                        mixed += 2 if factors.stride[position] == 1 else 8  # its entries side by side, or not
             f = factors.link[f]
-        size = p.first[scope[dim] + 1] - p.first[scope[dim]]
-        if alone and size > most:
-            best, most = dim, size
-    if best >= 0:
+        cost = 1.0 + mixed + (A_TERM + A_ROW / (p.first[v + 1] - p.first[v])) / size
+        if cost < least:
+            best, least = dim, cost
+    if len(scope):
         scope[best], scope[-1] = scope[-1], scope[best]
 
 
@@ -193,12 +198,17 @@ def _add_row(out: np.ndarray, values: np.ndarray, start: int, own: np.ndarray) -
 
 
 @compiled(allocates=False)
-def _add_matrix(out: np.ndarray, values: np.ndarray, start: int, own: np.ndarray, inner: np.ndarray
+def _add_matrix(out: np.ndarray, values: np.ndarray, start: int, own: np.ndarray, inner: np.ndarray, dense: bool
                 ) -> None:  # pragma: no cover (compiled)
     for k in range(len(own)):
         row, line = out[k], start + own[k]
-        for j in range(len(inner)):
-            row[j] += values[line + inner[j]]
+        if dense:
+            entries = values[line + inner[0]:line + inner[0] + len(inner)]
+            for j in range(len(inner)):
+                row[j] += entries[j]
+        else:
+            for j in range(len(inner)):
+                row[j] += values[line + inner[j]]
 
 
 @compiled(allocates=False)
@@ -233,9 +243,9 @@ def _varying(p: Packed, factors: _Factors, tables: np.ndarray, bucket: _Bucket, 
         start, place, at = bucket.begin[number], bucket.places[number, -1] + first, bucket.places[number, inner] + left
         own, across = bucket.maps[place:place + out.shape[0]], bucket.maps[at:at + out.shape[1]]
         if factors.source[f] == _MATRIX:
-            _add_matrix(out, p.values, start, own, across)
+            _add_matrix(out, p.values, start, own, across, False)
         else:
-            _add_matrix(out, tables, start, own, across)
+            _add_matrix(out, tables, start, own, across, bucket.dense[number])
 
 
 @compiled(allocates=False)
@@ -260,10 +270,17 @@ def _lower(out: np.ndarray, fixed: np.ndarray, rows: np.ndarray) -> None:  # pra
 
 
 @compiled
-def _table(p: Packed, factors: _Factors, tables: np.ndarray, v: int, scope: np.ndarray, out: np.ndarray, end: float
-           ) -> bool:  # pragma: no cover (compiled)
+def _table(p: Packed, factors: _Factors, tables: np.ndarray, v: int, scope: np.ndarray, out: np.ndarray, end: float,
+           spent: float) -> float:  # pragma: no cover (compiled)
     """Fills in the table over `scope`, whose order it may change, that the factors in the bucket of v leave without it.
-    Returns whether that was done before the clock showed `end`."""
+
+    Args:
+      end: what the clock shows when the time is over.
+      spent: work since somebody looked at it.
+
+    Returns:
+      The work since then; inf: the time is over.
+    """
     _put_innermost(p, factors, v, scope)
     bucket, dims, size = _bucket(p, factors, v, scope), len(scope), p.first[v + 1] - p.first[v]
     shape, index = np.empty(dims, np.int64), np.zeros(max(dims, 1), np.int64)
@@ -277,7 +294,7 @@ def _table(p: Packed, factors: _Factors, tables: np.ndarray, v: int, scope: np.n
     out[:] = np.inf
     lines = out.reshape(len(out) // inner, inner)
     height, width = min(_BLOCK[0], size), min(_BLOCK[1], inner)
-    fixed, formed = np.empty(height), 0
+    fixed = np.empty(height)
     block, total = np.empty(height * width), np.empty(height * width if mixed else 0)
     for first in range(0, size, height):
         for left in range(0, inner, width):
@@ -296,12 +313,12 @@ def _table(p: Packed, factors: _Factors, tables: np.ndarray, v: int, scope: np.n
                 else:
                     _lower(lines[t, left:left + width], some, rows)
                 _advance(index, shape, bucket)
-                formed += rows.size
-                if formed >= _BETWEEN_LOOKS:
+                spent += rows.size * (4.0 if mixed else 1.0) + A_ROW + A_TERM * len(some)
+                if spent >= _BETWEEN_LOOKS:
                     if end < np.inf and seconds_now() > end:
-                        return False
-                    formed = 0
-    return True
+                        return np.inf
+                    spent = 0.0
+    return spent
 
 
 @compiled
@@ -339,14 +356,15 @@ def _eliminate(p: Packed, order: np.ndarray, scopes_at: np.ndarray, scopes: np.n
     rank = np.empty(vertices, np.int64)
     rank[order] = np.arange(vertices)
     factors = _factors_of(p, rank, len(scopes))
-    tables, begin = np.empty(entries), 0
+    tables, begin, spent = np.empty(entries), 0, 0.0
     total, assignment = 0.0, np.zeros(vertices, np.int64)
     for step in range(vertices):
         scope = scopes[scopes_at[step]:scopes_at[step + 1]]
         size = np.int64(1)
         for u in scope:
             size *= p.first[u + 1] - p.first[u]
-        if not _table(p, factors, tables, order[step], scope, tables[begin:begin + size], end):
+        spent = _table(p, factors, tables, order[step], scope, tables[begin:begin + size], end, spent)
+        if spent == np.inf:
             return False, np.inf, assignment
         f, place = vertices + edges + step, factors.dims_at[vertices + edges + step]
         if len(scope) == 0:

@@ -17,7 +17,8 @@ from pase_mtf.search.registry import Solution, register
 
 __all__ = ["generate_sequence", "search_pase", "solve_by_plan"]
 
-_BYTES_PER_ENTRY = 8
+# A value, and where it is read under every configuration of its layers.
+_BYTES_PER_ENTRY = 16
 
 
 def generate_sequence(layers: int, edges: Sequence[tuple[int, int]]) -> list[int]:
