@@ -195,8 +195,8 @@ class LayerItems:
 def _partial_sums(operation: LayerOperation) -> dict[int, tuple[tuple[str, ...], Operand]]:
     """Output -> the dims whose split leaves partial sums to be added up for it, and the tensor that these are of."""
     sums = operation.partial_sums or (operation.reduced,) * len(operation.outputs)
-    summed = operation.inputs if operation.sums_inputs else operation.outputs
-    return {number: (dims, tensor) for number, (dims, tensor) in enumerate(zip(sums, summed, strict=False)) if dims}
+    return {number: (dims, tensor)
+            for number, (dims, tensor) in enumerate(zip(sums, operation.summed, strict=False)) if dims}
 
 
 class AllItems(NamedTuple):

@@ -178,8 +178,9 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
 
 def _adds_gradients(operation: LayerOperation) -> bool:
     """Whether what it leaves to be summed may be the gradient of a weight: what an update sums besides, such as the
-    means of Adafactor, it reads at once."""
-    return operation.phase == "backward" or (operation.phase == "update" and operation.kind == "pointwise")
+    means of Adafactor, it reads at once, and what is to be broadcast is summed at once."""
+    return (operation.phase == "backward" and not operation.broadcast_after) or (
+        operation.phase == "update" and operation.kind == "pointwise")
 
 
 def waiting_bytes(layers: Iterable[Layer]) -> float:

@@ -253,7 +253,8 @@ class _Exporter:
                                                    if tensor in self._pending_on_edges]),
             added_outputs=() if loop else tuple([number for number, tensor in enumerate(fact.outputs)
                                                  if tensor in self._pending_on_edges & self._sums.added_to.keys()]),
-            looked_up=self._looked_up(fact.outputs[0]) if fact.outputs else ())
+            looked_up=self._looked_up(fact.outputs[0]) if fact.outputs else (),
+            broadcast_after=fact.rule.broadcast_after(fact.operation) if any(sums) else ())
 
     def _looked_up(self, output: mtf.Tensor) -> LookedUp | tuple[()]:
         """What an output consists of, or what it is added into, where that is summed in the layer of both."""

@@ -296,6 +296,8 @@ def _problem_of_operation(operation: LayerOperation) -> str:
     if not set(operation.added_outputs) <= set(operation.pending_outputs) <= set(range(len(operation.outputs))):
         return (f"{name} leaves sums of outputs {shortened(operation.pending_outputs)} of {len(operation.outputs)} "
                 f"pending, and {shortened(operation.added_outputs)} of these are added")
+    if not all(set(operation.broadcast_after) <= set(range(len(output.shape))) for output in operation.outputs):
+        return f"{name} broadcasts along dims {shortened(operation.broadcast_after)}, which its outputs do not have"
     if operation.looked_up and not (not operation.partial_sums and len(operation.outputs) == 1
                                     and _is_looked_up(operation.looked_up, operation.outputs[0].shape)):
         return f"{name} sums rows {shortened(tuple(operation.looked_up))}"
@@ -351,7 +353,7 @@ def _operation(data: Mapping[str, Any], known: dict[object, object]) -> LayerOpe
         **{name: once(data[name], known) for name in ("dims", "reduced", "shift")},
         "partial_sums": tuple(once(dims, known) for dims in data["partial_sums"]),
         "pending_outputs": tuple(data.get("handed_on", ())), "added_outputs": tuple(data.get("added_on", ())),
-        "looked_up": _looked_up(data),
+        "looked_up": _looked_up(data), "broadcast_after": tuple(data.get("broadcast_after", ())),
         "held": tuple(read_spans(Held, data.get("held", ()))),
         "inputs": tuple(_operand(item, known) for item in data["inputs"]),
         "outputs": tuple(_operand(item, known) for item in data["outputs"])})

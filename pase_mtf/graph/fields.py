@@ -39,6 +39,7 @@ class OperationFields(TypedDict):
     handed_on: NotRequired[list[int]]
     added_on: NotRequired[list[int]]
     looked_up: NotRequired[list[int]]
+    broadcast_after: NotRequired[list[int]]
 
 
 class _VariableFields(TypedDict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.graph.spans import Held
@@ -29,6 +30,12 @@ class Operand:
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     itemsize: int = 4
+
+    def without(self, numbers: Collection[int]) -> Operand:
+        """It without those of its dims that have these numbers."""
+        kept = [number for number in range(len(self.dims)) if number not in numbers]
+        return Operand(tuple(self.dims[number] for number in kept), tuple(self.shape[number] for number in kept),
+                       self.itemsize)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,6 +76,8 @@ class LayerOperation:
       looked_up: of a product of one-hot vectors whose only output is held in part where these are split, and of an
         addition of such, what the sum consists of (`graph.looked_up`); where it is not summed but added into another
         that is (`reduced` is empty), what that one does. Else empty. No part of the graph's hash.
+      broadcast_after: where the outputs are held in part, the numbers of their dims that they get after the sum, which
+        is of fewer. No part of the graph's hash.
     """
 
     index: int
@@ -94,16 +103,26 @@ class LayerOperation:
     added_outputs: tuple[int, ...] = dataclasses.field(
         default=(), metadata={"optional": True, "hashed": False, "key": "added_on"})
     looked_up: LookedUp | tuple[()] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
+    broadcast_after: tuple[int, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
 
     @property
     def sums(self) -> tuple[tuple[tuple[str, ...], tuple[Operand, ...]], ...]:
         """(dims whose split leaves partial sums, tensors of which) for every all-reduce that may be due."""
         if self.partial_sums:
-            each = zip(self.partial_sums, self.outputs, strict=True)
-            return tuple((dims, (output,)) for dims, output in each if dims)
+            each = zip(self.partial_sums, self.summed, strict=True)
+            return tuple((dims, (tensor,)) for dims, tensor in each if dims)
         if self.sums_inputs:
             return ((self.reduced, self.inputs),)
         return tuple((self.reduced, outputs) for outputs in self._outputs_by_way.values()) if self.reduced else ()
+
+    @property
+    def summed(self) -> tuple[Operand, ...]:
+        """What is summed for its outputs, where a split leaves them in part."""
+        if self.sums_inputs:
+            return self.inputs
+        if not self.broadcast_after:
+            return self.outputs
+        return tuple(output.without(self.broadcast_after) for output in self.outputs)
 
     @property
     def sums_inputs(self) -> bool:
@@ -133,8 +152,9 @@ class LayerOperation:
 
     @property
     def _outputs_by_way(self) -> dict[tuple[bool, bool], tuple[Operand, ...]]:
-        """Whether they stay pending, and are added to partial sums elsewhere -> the outputs, where there are such."""
+        """Whether they stay pending, and are added to partial sums elsewhere -> what is summed for the outputs of which
+        that is so, where there are such."""
         found: dict[tuple[bool, bool], tuple[Operand, ...]] = {}
-        for number, output in enumerate(self.outputs):
-            found[self._way(number)] = (*found.get(self._way(number), ()), output)
+        for number, tensor in enumerate(self.summed):
+            found[self._way(number)] = (*found.get(self._way(number), ()), tensor)
         return found

@@ -42,6 +42,12 @@ def _kind(operation: mtf.Operation) -> str:
     return "matmul"
 
 
+def _broadcast_after(operation: mtf.Operation) -> tuple[int, ...]:
+    """The dims of the output that no input has: what is summed over the others is broadcast at the end."""
+    given = {dim for tensor in operation.inputs for dim in tensor.shape.dims}
+    return tuple(number for number, dim in enumerate(operation.outputs[0].shape.dims) if dim not in given)
+
+
 def product_of(operation: mtf.Operation) -> int:
     """The number of the input that is as large as a product which the operation makes besides its output; -1: none."""
     if not isinstance(operation, _ops.EinsumOperation) or _kind(operation) != "reduction":
@@ -238,9 +244,8 @@ def _einsum_order(operation: mtf.ops.EinsumOperation) -> Dims:
 
 def _einsum_sums(operation: mtf.Operation, _: Mapping[mtf.Tensor, PendingSum]) -> dict[mtf.Tensor, PendingSum]:
     output = operation.outputs[0]
-    given = {dim for tensor in operation.inputs for dim in tensor.shape.dims}
-    if not all(dim in given for dim in output.shape.dims):
-        return {}  # dims that the output has and no input: it is broadcast, which reduces the sum
+    if _broadcast_after(operation):
+        return {}  # which reduces the sum
     made = set(output.shape.dimension_names)
     return {output: ReducedSum(tuple(name for name, _ in _einsum_order(operation) if name not in made))}
 
@@ -255,9 +260,10 @@ def _reduce_sums(operation: mtf.Operation, _: Mapping[mtf.Tensor, PendingSum]) -
 
 add_rules({
     _ops.EinsumOperation: Rule(
-        kind=_kind, flops=_flops, contracted=contracted_away, sum_is_pending=always(True), looks_up=_summed_rows,
-        splittable=_splittable,
-        spaces=union_space, nodes=_nodes, lower=_lower_einsum, stock_demands=_einsum_demands, stock_sums=_einsum_sums),
+        kind=_kind, flops=_flops, contracted=contracted_away, broadcast_after=_broadcast_after,
+        sum_is_pending=lambda operation: not _broadcast_after(operation), looks_up=_summed_rows,
+        splittable=_splittable, spaces=union_space, nodes=_nodes, lower=_lower_einsum,
+        stock_demands=_einsum_demands, stock_sums=_einsum_sums),
     _ops.ReduceOperation: Rule(
         kind=always("reduction"), contracted=contracted_away,
         sum_is_pending=lambda operation: operation._reduction_fn_string == "SUM",

@@ -140,6 +140,7 @@ class Rule:
       function: of one that stands for a function with a gradient of its own, the operations of that function.
       trips: how many iterations it makes, None where only running the program tells.
       contracted: for every output, the dims whose split leaves a partial sum of it on every device.
+      broadcast_after: the numbers of the dims that its output gets after it is summed over the others.
       sum_is_pending: whether such partial sums stay as they are until somebody needs the sum (mtf's LazyAllreduceSum).
       forwards_sums: whether it works on partial sums, and leaves them to be summed after it.
       is_view: whether it returns what it reads as it is, so that a pending sum stays one.
@@ -179,6 +180,7 @@ class Rule:
     function: Callable[[mtf.Operation], Sequence[mtf.Operation]] = always(())
     trips: Callable[[mtf.Operation], int | None] = always(1)
     contracted: Callable[[mtf.Operation], Sequence[tuple[str, ...]]] = always(())
+    broadcast_after: Callable[[mtf.Operation], tuple[int, ...]] = always(())
     sum_is_pending: Callable[[mtf.Operation], bool] = always(False)
     forwards_sums: bool = False
     is_view: bool = False
@@ -301,7 +303,8 @@ def _lower_as_tried(operation: mtf.Operation, lowering: Lowering) -> None:
 
 
 _AS_TRIED: dict[str, Any] = {
-    "splittable": _tried_splits, "contracted": _tried_contracted, "sum_is_pending": always(False),
+    "splittable": _tried_splits, "contracted": _tried_contracted, "broadcast_after": always(()),
+    "sum_is_pending": always(False),
     "spaces": _tried_spaces, "stock_demands": _tried_demands, "stock_sums": _tried_sums, "lower": _lower_as_tried,
     "looks_up": always(None)}
 
@@ -366,7 +369,7 @@ def register_operation(operation_class: type[mtf.Operation], *,
         "splittable": splittable if callable(splittable) else always(tuple(splittable)),
         "lower": lower if lower or own_lower else rule.lower}
     if own_lower or lower:
-        changes["looks_up"] = always(None)
+        changes |= {"looks_up": always(None), "broadcast_after": always(())}
     if own_lower:
         changes["stock_demands"] = _as_registered
     if kind is not None:

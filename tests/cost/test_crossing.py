@@ -91,6 +91,37 @@ def test_sums_that_are_renamed_to_what_they_are_over(program, devices):
     assert 0 < ours.received < 0.7 * stock.received
 
 
+# Sums that are broadcast
+
+def _mean_of_words(mesh):
+    """A product that sums a dim of its first input alone: that one's gradient is broadcast along it."""
+    x = mtf.tanh(_product(_inputs(mesh, "batch", "inputs"), "first", "batch", "inputs", "wide"))
+    weights = _variable(mesh, "weights", "wide", "hidden")
+    return _with_gradients(mtf.reduce_mean(mtf.square(mtf.einsum([x, weights], [DIMS["batch"], DIMS["hidden"]]))))
+
+
+def _broadcast_by_einsum(mesh):
+    x = _inputs(mesh, "batch", "hidden")
+    return [mtf.reduce_mean(mtf.square(mtf.einsum([x, x], [DIMS["wide"], DIMS["batch"]])))], []
+
+
+def _broadcast_and_added(mesh):
+    """Nothing is added to parts that are broadcast."""
+    x = _inputs(mesh, "batch", "hidden")
+    one, other = (mtf.einsum([x, _variable(mesh, name, "hidden")], [DIMS["wide"], DIMS["batch"]]) for name in "ab")
+    return [mtf.reduce_mean(mtf.square(one + other))], []
+
+
+@pytest.mark.parametrize("program", [_mean_of_words, _broadcast_by_einsum, _broadcast_and_added],
+                         ids=["gradient", "einsum", "added"])
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_what_is_broadcast_is_summed_before(program, devices):
+    for found in (crossing.under_layout(program, devices, "hidden:all"),
+                  crossing.under_strategy(program, devices, crossing.split("hidden"))):
+        assert found.priced == pytest.approx(found.received, rel=0.01)
+        assert found.received > 0
+
+
 # Sums of several layers that are added
 
 def _gradients_added(layers):

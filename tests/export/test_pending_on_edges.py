@@ -147,3 +147,32 @@ def test_a_file_in_which_a_sum_is_added_to_what_is_none_is_refused(tmp_path, add
     path.write_text(json.dumps(data))
     with pytest.raises(FormatError, match="sum"):
         ComputationGraph.load(path)
+
+
+def _broadcast(mesh):
+    """An einsum that makes a dim: what it sums is broadcast along it, and is not in parts after that."""
+    x = mtf.import_tf_tensor(mesh, tf.zeros([16, 16]), mtf.Shape([BATCH, INPUTS]))
+    mtf.tanh(mtf.einsum([x, mtf.get_variable(mesh, "weights", mtf.Shape([INPUTS, OUT]))], [BATCH, HIDDEN, OUT]))
+
+
+def test_what_is_broadcast_is_summed_by_who_makes_it(tmp_path):
+    graph = _exported(_broadcast)
+    (operation,) = [operation for layer in graph.layers for operation in layer.operations if operation.reduced]
+    ((dims, (summed,)),) = operation.sums
+    assert (dims, summed.dims, summed.shape) == (("inputs",), ("batch", "out"), (16, 16))
+    assert operation.sums_pending == (False,)
+    graph.save(tmp_path / "graph.json")
+    assert ComputationGraph.load(tmp_path / "graph.json") == graph
+
+
+@pytest.mark.parametrize("numbers", [[3], [-1], [0, 9]])
+def test_a_file_in_which_dims_are_broadcast_that_are_not_there_is_refused(tmp_path, numbers):
+    path = tmp_path / "graph.json"
+    _exported(_broadcast).save(path)
+    data = json.loads(path.read_text())
+    for layer in data["layers"]:
+        for operation in layer["operations"]:
+            operation.update({"broadcast_after": numbers} if "broadcast_after" in operation else {})
+    path.write_text(json.dumps(data))
+    with pytest.raises(FormatError, match="broadcast"):
+        ComputationGraph.load(path)
