@@ -146,19 +146,21 @@ class _Exporter:
         self._pending_on_edges = self._taken_by_one_edge()
 
     def _taken_by_one_edge(self) -> frozenset[mtf.Tensor]:
-        """Those of the pending sums that nobody reads but one other layer, as often as they are made."""
+        """Those of the pending sums that nobody reads but one other layer, as often as they are made: one operation of
+        it, or several that need the same of them, which a reshape may not."""
         loops = {id(fact.operation): fact.loops for fact in self._facts}
         kept = {tensor for loop in self._running_loops() for variable in self._flow.parts[loop.operation].variables
                 for tensor in (variable.start, variable.next)}
-        readers: dict[mtf.Tensor, set[tuple[int, tuple[mtf.Operation, ...]]]] = {
+        readers: dict[mtf.Tensor, set[tuple[int, tuple[mtf.Operation, ...], mtf.Operation | None]]] = {
             tensor: set() for tensor in self._sums.pending - kept if tensor.size > 1}
         for fact in self._facts:
             if fact.index not in self._unused:
+                reshape = fact.operation if fact.role == "rename" else None
                 for group, tensor in self._reads(fact):
                     for read in {tensor, self._flow.owner(tensor)} & readers.keys():
-                        readers[read].add((group, fact.loops))
+                        readers[read].add((group, fact.loops, reshape))
         return frozenset(tensor for tensor, found in readers.items() if len(found) == 1 and all(
-            group != self._maker(tensor) and around == loops[id(tensor.operation)] for group, around in found))
+            group != self._maker(tensor) and around == loops[id(tensor.operation)] for group, around, _ in found))
 
     def _maker(self, tensor: mtf.Tensor) -> int:
         """The layer that makes a tensor, or what a loop hands on or adds up under that name."""

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-__all__ = ["MeshImpl", "Partition", "Piece", "cover", "groups", "nearest", "of_mesh", "scattered", "scattered_sum",
-           "translate", "volume", "whole", "with_partial_sums"]
+__all__ = ["MeshImpl", "Partition", "Piece", "before_reshape", "cover", "groups", "nearest", "of_mesh", "scattered",
+           "scattered_sum", "translate", "volume", "whole", "with_partial_sums"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,3 +336,21 @@ def translate(partition: Partition, old: tuple[int, ...], new: tuple[int, ...]) 
             new_shards.append(split)
         else:
             return Partition(partition.devices, tuple(shards)), Partition(partition.devices, tuple(new_shards))
+
+
+def before_reshape(source: Partition, target: Partition, old: tuple[int, ...], new: tuple[int, ...],
+                   ) -> tuple[Partition, Partition]:
+    """How a tensor is split while it is reshaped, block by block: what of that can be is done where less travels.
+
+    Args:
+      source, target: partitions before and after.
+      old, new: unsplit shapes.
+
+    Returns:
+      The partition in which it is read, and the same in terms of the new shape.
+    """
+    kept, moved = translate(source, old, new)
+    wanted, there = translate(target, new, old)
+    if wanted == target or volume(source, there, old) <= volume(source, kept, old) + volume(moved, target, new):
+        return there, wanted
+    return kept, moved

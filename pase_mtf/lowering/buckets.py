@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from pase_mtf.compat import mtf, tf
@@ -16,6 +16,7 @@ from pase_mtf.export.phases import UPDATE, phases_of
 from pase_mtf.graph.all_reduces import buckets
 from pase_mtf.graph.partition import groups
 from pase_mtf.lowering.mesh import DeviceMeshImpl
+from pase_mtf.lowering.readers import Readers, read_by
 from pase_mtf.lowering.reshard import ALL_REDUCE, all_reduce
 from pase_mtf.operations.facts import read_operations
 from pase_mtf.operations.flow import Flow
@@ -42,17 +43,15 @@ class _Waiting(NamedTuple):
 class Buckets:
     """The sums of a lowering that were made, and that nobody has read yet."""
 
-    def __init__(self, graph: mtf.Graph, flow: Flow, impl_of: Callable[[mtf.Operation], DeviceMeshImpl]):
-        """Takes a graph and its operations, and what gives the mesh implementation of each."""
+    def __init__(self, graph: mtf.Graph, flow: Flow, impl_of: Callable[[mtf.Operation], DeviceMeshImpl],
+                 readers: Readers):
+        """Takes a graph and its operations, what gives the mesh implementation of each, and who reads what."""
         self._impl_of = impl_of
         facts = read_operations(graph, flow)
         phases = phases_of(graph, facts)
         self._in_update = {fact.operation for fact, phase in zip(facts, phases, strict=True)
                            if phase == UPDATE and not fact.loops}
-        self._readers: dict[mtf.Tensor, list[mtf.Operation]] = collections.defaultdict(list)
-        for operation in flow.loops_of:
-            for tensor in _read_by(operation):
-                self._readers[tensor].append(operation)
+        self._readers = readers
         # By the identity of each: two tensors may share one.
         self._waiting: dict[Hashable, dict[int, _Sum]] = collections.defaultdict(dict)
         self._of: dict[mtf.Tensor, _Waiting] = {}
@@ -71,7 +70,7 @@ class Buckets:
     def _waits(self, tensor: mtf.Tensor, impl: DeviceMeshImpl) -> bool:
         """Whether nothing but the update reads it, and needs the sum, some of it where its parts are: else it is summed
         on the way there."""
-        readers, here = self._readers.get(tensor, ()), impl.partition(tensor.shape)
+        readers, here = self._readers.of(tensor), impl.partition(tensor.shape)
         return all(reader in self._in_update and _needs_sum(reader, tensor) for reader in readers) and any(
             not rule_of(reader).assigns(reader) and self._impl_of(reader).partition(tensor.shape) == here
             for reader in readers)
@@ -80,12 +79,12 @@ class Buckets:
         """Whether the sum of two tensors may stay pending although only one of them is: nothing else reads what is
         added, which may be parts under some layout, and whoever reads the sum needs the same parts of it."""
         output, = addition.outputs
-        return all(_may_be_parts(tensor) and len(self._readers[tensor]) == 1 for tensor in addition.inputs) and len(
-            {self._impl_of(reader).partition(output.shape) for reader in self._readers.get(output, ())}) == 1
+        return all(_may_be_parts(tensor) and len(self._readers.of(tensor)) == 1 for tensor in addition.inputs) and len(
+            {self._impl_of(reader).partition(output.shape) for reader in self._readers.of(output)}) == 1
 
     def before(self, operation: mtf.Operation) -> None:
         """Makes the sums that an operation reads, and with them those that wait like them."""
-        for tensor in _read_by(operation):
+        for tensor in read_by(operation):
             key, found = self._of.get(tensor, (None, None))
             waiting = self._waiting.get(key, {})
             if found is not None and id(found) in waiting:
@@ -95,10 +94,6 @@ class Buckets:
                     if len(bucket) > 1:  # else whoever reads it makes it
                         _make_together([sums[number] for number in bucket])
                 self._waiting[key] = {id(each): each for each in sums if each._reduced is None and each is not found}
-
-
-def _read_by(operation: mtf.Operation) -> Iterable[mtf.Tensor]:
-    return dict.fromkeys((*operation.inputs, *rule_of(operation).reads(operation)))
 
 
 def _needs_sum(reader: mtf.Operation, tensor: mtf.Tensor) -> bool:

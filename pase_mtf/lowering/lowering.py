@@ -23,6 +23,7 @@ from pase_mtf.lowering.mesh import DeviceMeshImpl, PendingSum
 from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.lowering.plans import legal_spec, plan_from_configurations, updates_from_configurations
 from pase_mtf.lowering.ranks import Agreement, Rank, RankEmitter
+from pase_mtf.lowering.readers import Readers
 from pase_mtf.lowering.reshard import ALL_REDUCE, RESHARDING, assemble, move, reduce_and_move
 from pase_mtf.lowering.summed_rows import SumOfRows, added_rows, sum_of_rows
 from pase_mtf.lowering.turns import Turn, TurnTaking
@@ -87,6 +88,7 @@ class PlanLowering(mtf.Lowering):
     """
 
     _buckets: Buckets | None = None
+    _readers: Readers | None = None
 
     @uncollected()
     def __init__(self, graph: mtf.Graph, plan: Mapping[mtf.Operation, _Mesh], devices: Sequence[str],
@@ -125,8 +127,9 @@ class PlanLowering(mtf.Lowering):
         self._assign_impls(plan)
         self._updating.update({variable: self._impl(legal_spec(self._spec(mesh), variable))
                                for variable, mesh in (updates or {}).items()})
+        self._readers = Readers(flow, self._impl_of.__getitem__, self._updating, self._idle)
         if not self.emitter.shared:  # else nothing is sent, and sums are made once
-            self._buckets = Buckets(graph, flow, self._impl_of.__getitem__)
+            self._buckets = Buckets(graph, flow, self._impl_of.__getitem__, self._readers)
         taking = TurnTaking()
         for turn in turns or [Turn(graph.operations)]:
             with taking.turn(turn), self.emitter.behind_turns(turn.after):
@@ -235,8 +238,12 @@ class PlanLowering(mtf.Lowering):
             (self.current, self._inputs), self.emitter.idle = before, idle
 
     def stored(self, tensor: mtf.Tensor) -> LaidOut:
-        """A tensor as it was made, in the layout of the operation that made it."""
-        return self._stored[tensor]
+        """A tensor as it was made, in the layout of the operation that made it: a sum that several need is made now."""
+        stored = self._stored[tensor]
+        if (isinstance(stored, _ops.LazyAllreduceSum) and stored._reduced is None and self._readers is not None
+                and self._readers.need_whole(tensor, self.producer_impl(tensor).partition(tensor.shape))):
+            stored.to_laid_out_tensor()
+        return stored
 
     def read(self, tensor: mtf.Tensor, impl: DeviceMeshImpl) -> LaidOut:
         """A tensor in the layout of a mesh implementation; a sum that nobody needed yet stays lazy if it can.
@@ -248,7 +255,7 @@ class PlanLowering(mtf.Lowering):
         Returns:
           A LaidOutTensor, or a LazyAllreduceSum of `impl`.
         """
-        stored, source = self._stored[tensor], self.producer_impl(tensor)
+        stored, source = self.stored(tensor), self.producer_impl(tensor)
         if source is impl:
             return stored
         target = impl.partition(tensor.shape)
@@ -269,7 +276,7 @@ class PlanLowering(mtf.Lowering):
         Returns:
           The block at every position of the partition.
         """
-        stored, source = self._stored[tensor], self.producer_impl(tensor).partition(tensor.shape)
+        stored, source = self.stored(tensor), self.producer_impl(tensor).partition(tensor.shape)
         if source == target:
             return stored.to_laid_out_tensor().tensor_list
         here = list(scopes())

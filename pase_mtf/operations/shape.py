@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.graph.computation_graph import TOP_K
-from pase_mtf.graph.partition import Partition, translate, volume
+from pase_mtf.graph.partition import Partition, before_reshape, translate
 from pase_mtf.operations.protocols import Lowering, StockDemands, dims_of
 from pase_mtf.operations.registry import Rule, add_rules, always, names_of
 from pase_mtf.operations.stock_sums import PendingSum, ReshapedSum
@@ -93,13 +93,9 @@ def _lower_reshape(op: mtf.ops.ReshapeOperation, lowering: Lowering) -> None:
             lowering.set_tensor_lowering(y, _ops.LazyAllreduceSum(
                 impl, impl.LaidOutTensor(blocks), axes, stored.add_counter_fn))
             return
-    wanted, there = translate(target, new, old)
-    if wanted == target or (
-            volume(source, there, old) <= volume(source, kept, old) + volume(moved, target, new)):
-        between, tensors = wanted, lowering.read_partition(x, there)
-    else:
-        between, tensors = moved, lowering.read_partition(x, kept)
-    tensors = lowering.move(_reshape_blocks(tensors, between, new, lowering), between, target, new)
+    there, between = before_reshape(source, target, old, new)
+    blocks = _reshape_blocks(lowering.read_partition(x, there), between, new, lowering)
+    tensors = lowering.move(blocks, between, target, new)
     lowering.set_tensor_lowering(y, impl.LaidOutTensor(tensors))
 
 

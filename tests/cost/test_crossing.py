@@ -91,6 +91,68 @@ def test_sums_that_are_renamed_to_what_they_are_over(program, devices):
     assert 0 < ours.received < 0.7 * stock.received
 
 
+# Sums that several read
+
+def _reshaped(y):
+    return mtf.reshape(y, [mtf.Dimension("flat", 48 * 48)])
+
+
+def _other(y):
+    return mtf.rename_dimension(y, "hidden", "other")
+
+
+def _read(*views, first=True, more=lambda y: [mtf.square(y)]):
+    """A sum that is read as views of it, before or after anything more."""
+    def program(mesh):
+        y = _product(_inputs(mesh, "batch", "inputs"), "weights", "batch", "hidden")
+        read = [lambda: [mtf.tanh(view(y)) for view in views], lambda: more(y)]
+        return [mtf.add_n([mtf.reduce_mean(x) for each in (read if first else read[::-1]) for x in each()])], []
+
+    return program
+
+
+def _attention(mesh):
+    """Queries, keys and values are one tensor."""
+    y = _product(_inputs(mesh, "batch", "inputs"), "weights", "batch", "hidden")
+    keys = mtf.rename_dimension(y, "batch", "other")
+    scores = mtf.softmax(mtf.einsum([y, keys], [DIMS["batch"], DIMS["other"]]), DIMS["other"])
+    return [mtf.reduce_mean(mtf.square(mtf.einsum([scores, keys], y.shape)))], []
+
+
+VIEWS = {"renamed": _read(_other), "reshaped": _read(_reshaped), "after": _read(_other, first=False),
+         "both": _read(_reshaped, _other), "of a view": _read(lambda y: _reshaped(_other(y)), _other),
+         "nothing else": _read(_other, _reshaped, more=lambda y: []), "attention": _attention}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_a_sum_of_which_several_read_views_is_made_once(name, devices):
+    found = crossing.under_strategy(VIEWS[name], devices, crossing.split("inputs"))
+    assert found.priced == pytest.approx(found.received, rel=0.01)
+    assert found.received > 0
+
+
+def _greatest(y):
+    """Of pairs of rows."""
+    pairs = mtf.reshape(y, [mtf.Dimension("high", 24), mtf.Dimension("low", 2), DIMS["hidden"]])
+    return mtf.reduce_max(pairs, reduced_dim=mtf.Dimension("low", 2))
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["pieces first", "whole first"])
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_a_sum_of_which_one_reader_needs_pieces_is_made_once(first, devices):
+    """Whichever reader comes first: the pieces are cut from the sum that another one needs whole."""
+    program = _read(_greatest, first=first)
+
+    def choose(graph, devices):
+        return [crossing.split("inputs" if "inputs" in layer.dims else "hidden")(graph, devices)[number]
+                for number, layer in enumerate(graph.layers)]
+
+    found = crossing.under_strategy(program, devices, choose)
+    assert found.priced == pytest.approx(found.received, rel=0.01)
+    assert found.received > 0
+
+
 # Sums that are broadcast
 
 def _mean_of_words(mesh):

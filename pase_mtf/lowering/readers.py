@@ -1,0 +1,70 @@
+"""Who reads what: which pending sums are made at once for all readers, whichever of them comes first."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from pase_mtf.compat import mtf
+from pase_mtf.graph.partition import Partition, before_reshape
+from pase_mtf.lowering.mesh import DeviceMeshImpl
+from pase_mtf.operations.flow import Flow
+from pase_mtf.operations.registry import rule_of
+
+__all__ = ["Readers", "read_by"]
+
+
+def read_by(operation: mtf.Operation) -> Iterable[mtf.Tensor]:
+    """What an operation reads, and what goes into it."""
+    return dict.fromkeys((*operation.inputs, *rule_of(operation).reads(operation)))
+
+
+class Readers:
+    """The operations that read the tensors of a lowering."""
+
+    def __init__(self, flow: Flow, impl_of: Callable[[mtf.Operation], DeviceMeshImpl],
+                 updating: Mapping[mtf.Variable, DeviceMeshImpl], idle: Collection[mtf.Operation]):
+        """Looks at a graph.
+
+        Args:
+          flow: of the graph.
+          impl_of: the mesh implementation of an operation.
+          updating: of variables whose new value is computed in another layout than their own, that one.
+          idle: operations that are not run.
+        """
+        self._impl_of, self._updating, self._idle = impl_of, updating, idle
+        self._of: dict[mtf.Tensor, list[mtf.Operation]] = collections.defaultdict(list)
+        for operation in flow.loops_of:
+            for tensor in read_by(operation):
+                self._of[tensor].append(operation)
+
+    def of(self, tensor: mtf.Tensor) -> Sequence[mtf.Operation]:
+        """Those that read a tensor, in the order of the graph."""
+        return self._of.get(tensor, ())
+
+    def need_whole(self, tensor: mtf.Tensor, source: Partition) -> bool:
+        """Whether a pending sum is made where its parts are before anybody reads it: several do, not all of which need
+        the same pieces of it elsewhere. One of them may then need the whole sum, and the others cut what they need out
+        of that; and views of the parts would be summed once more each. So it is priced (`export.pending_sums`).
+
+        Args:
+          tensor: that is held in part.
+          source: how the parts are split.
+        """
+        readers = [reader for reader in self.of(tensor) if reader not in self._idle]
+        places = {self._place(reader, tensor, source) for reader in readers}
+        return len(readers) > 1 and (len(places) > 1 or source in places)
+
+    def _place(self, reader: mtf.Operation, tensor: mtf.Tensor, source: Partition) -> Partition | None:
+        """How a reader needs a tensor; None: as what is in it does, or what comes out of it."""
+        rule = rule_of(reader)
+        if rule.loop(reader):
+            return None
+        for variable, value in rule.assigns(reader):
+            if value is tensor:
+                return self._updating.get(variable, self._impl_of(variable)).partition(tensor.shape)
+        if rule.role(reader) == "rename":
+            output, = reader.outputs
+            old, new = (tuple(each.shape.to_integer_list) for each in (tensor, output))
+            return before_reshape(source, self._impl_of(reader).partition(output.shape), old, new)[0]
+        return self._impl_of(reader).partition(tensor.shape)
