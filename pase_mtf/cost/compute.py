@@ -160,8 +160,8 @@ def sum_seconds(entry: OperationSignature, reduced: Sequence[int], tensors: Sequ
         counted as if all of the program were summed over the same devices.
 
     Returns:
-      float64 [K]; of all-reduces, or where fewer elements travel so, of rows that devices give each other; or of giving
-      each other what they have found.
+      float64 [K]; of all-reduces (of stock Mesh-TensorFlow, of views of the parts as well), or where fewer elements
+      travel so, of rows that devices give each other; or of giving each other what they have found.
     """
     if entry.gathered:
         return sum((_gathering_seconds(reduced, tensor, table, reshardings) for tensor in tensors),
@@ -173,6 +173,8 @@ def sum_seconds(entry: OperationSignature, reduced: Sequence[int], tensors: Sequ
     waiting = reshardings.waiting * nbytes / whole if gradient and whole else 0.0
     seconds = allreduce_seconds(nbytes, group_sizes(table, reduced, machine), table.devices, machine,
                                 stock=reshardings.stock, waiting=waiting)
+    if reshardings.stock:
+        seconds = seconds * (1 + entry.again)
     row_sum = entry.row_sum
     if row_sum is None or not reshardings.sums_on_edges:
         return seconds

@@ -54,6 +54,7 @@ class OperationSignature(NamedTuple):
       added: for every entry of `sums`, whether its sums are added to partial sums of another layer.
       row_sum: of an operation whose one entry of `sums` is of rows that were looked up, that sum; where it is added
         into another first, that one.
+      again: how often stock Mesh-TensorFlow makes its `sums` besides.
       gathered: its `sums` are no sums: devices get what the others have found, and choose among it.
       transposed: of a matrix product, the tensors whose dims have to be brought into another order.
       move: what it moves between devices where its two ends are sharded differently.
@@ -82,6 +83,7 @@ class OperationSignature(NamedTuple):
     row_sum: RowSum | None = None
     gathered: bool = False
     added: tuple[bool, ...] = ()
+    again: int = 0
 
     def sums_within(self, *, on_edges: bool, added_on_edges: bool) -> tuple[tuple[PartialSums, bool], ...]:
         """Those of `sums` that the layer pays for as such, and whether they are of gradients of weights.
@@ -172,7 +174,7 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         gradients=tuple(_adds_gradients(operation) and all(variables[one.dims, one.shape] for one in summed)
                         for _, summed in operation.sums),
         pending=operation.sums_pending, added=operation.sums_added, row_sum=row_sum_of(operation, position),
-        gathered=operation.role == TOP_K,
+        gathered=operation.role == TOP_K, again=operation.summed_again,
         narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs))
 
 

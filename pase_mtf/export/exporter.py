@@ -13,6 +13,7 @@ from pase_mtf.export.grouping import group_operations
 from pase_mtf.export.lifetimes import lifetimes
 from pase_mtf.export.pending_sums import pending_sums
 from pase_mtf.export.phases import FORWARD, phases_of
+from pase_mtf.export.sums_again import sums_again
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
 from pase_mtf.graph.looked_up import LookedUp
@@ -143,6 +144,7 @@ class _Exporter:
                                   lambda operation: self._group_of.get(id(operation)), self._split_names,
                                   {output: inside for parts in flow.parts.values()
                                    for inside, output in parts.accumulators})
+        self._again = sums_again((fact for fact in facts if fact.index not in self._unused), self._sums.due)
         self._pending_on_edges = self._taken_by_one_edge()
 
     def _taken_by_one_edge(self) -> frozenset[mtf.Tensor]:
@@ -256,7 +258,8 @@ class _Exporter:
             added_outputs=() if loop else tuple([number for number, tensor in enumerate(fact.outputs)
                                                  if tensor in self._pending_on_edges & self._sums.added_to.keys()]),
             looked_up=self._looked_up(fact.outputs[0]) if fact.outputs else (),
-            broadcast_after=fact.rule.broadcast_after(fact.operation) if any(sums) else ())
+            broadcast_after=fact.rule.broadcast_after(fact.operation) if any(sums) else (),
+            summed_again=0 if loop else max([self._again.get(tensor, 0) for tensor in fact.outputs], default=0))
 
     def _looked_up(self, output: mtf.Tensor) -> LookedUp | tuple[()]:
         """What an output consists of, or what it is added into, where that is summed in the layer of both."""
@@ -290,6 +293,7 @@ class _Exporter:
                 if sums:
                     each.append(dataclasses.replace(
                         adding, kind="none", flops=0.0, inputs=(operand,), reduced=sums, trips=fact.trips,
+                        summed_again=self._again.get(output, 0),
                         pending_outputs=(0,) if output in self._pending_on_edges else ()))
                 each[-1] = dataclasses.replace(each[-1], held=self._lifetimes.of_sum(output))
                 found.setdefault(group, []).extend(each)

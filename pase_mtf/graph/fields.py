@@ -40,6 +40,7 @@ class OperationFields(TypedDict):
     added_on: NotRequired[list[int]]
     looked_up: NotRequired[list[int]]
     broadcast_after: NotRequired[list[int]]
+    summed_again: NotRequired[int]
 
 
 class _VariableFields(TypedDict):

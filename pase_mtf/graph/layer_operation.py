@@ -78,6 +78,8 @@ class LayerOperation:
         that is (`reduced` is empty), what that one does. Else empty. No part of the graph's hash.
       broadcast_after: where the outputs are held in part, the numbers of their dims that they get after the sum, which
         is of fewer. No part of the graph's hash.
+      summed_again: how often stock Mesh-TensorFlow makes the sums of the outputs again, of views of their parts. No
+        part of the graph's hash.
     """
 
     index: int
@@ -104,6 +106,7 @@ class LayerOperation:
         default=(), metadata={"optional": True, "hashed": False, "key": "added_on"})
     looked_up: LookedUp | tuple[()] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
     broadcast_after: tuple[int, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
+    summed_again: int = dataclasses.field(default=0, metadata={"optional": True, "hashed": False})
 
     @property
     def sums(self) -> tuple[tuple[tuple[str, ...], tuple[Operand, ...]], ...]:

@@ -121,6 +121,7 @@ def _attention(mesh):
 
 VIEWS = {"renamed": _read(_other), "reshaped": _read(_reshaped), "after": _read(_other, first=False),
          "both": _read(_reshaped, _other), "of a view": _read(lambda y: _reshaped(_other(y)), _other),
+         "added": _read(lambda y: y + _product(_inputs(y.mesh, "batch", "wide"), "more", "batch", "hidden"), _other),
          "nothing else": _read(_other, _reshaped, more=lambda y: []), "attention": _attention}
 
 
@@ -130,6 +131,23 @@ def test_a_sum_of_which_several_read_views_is_made_once(name, devices):
     found = crossing.under_strategy(VIEWS[name], devices, crossing.split("inputs"))
     assert found.priced == pytest.approx(found.received, rel=0.01)
     assert found.received > 0
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_stock_mesh_tensorflow_sums_views_by_themselves(name, devices):
+    found = crossing.under_layout(VIEWS[name], devices, "inputs:all")
+    assert found.priced == pytest.approx(found.received, rel=0.01)
+    assert found.received > 0
+
+
+@pytest.mark.parametrize("layout", ["inputs:one;batch:other", "inputs:one;hidden:other", "inputs:one;other:other",
+                                    "inputs:one;flat:other"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_no_more_is_sent_by_stock_mesh_tensorflow_than_is_priced(name, layout):
+    """Of views whose slices move under a layout, what they are made of is summed: once."""
+    found = crossing.under_layout(VIEWS[name], 4, layout, "one:2;other:2")
+    assert 0 < found.received <= 1.001 * found.priced
 
 
 def _greatest(y):
