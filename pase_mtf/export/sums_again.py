@@ -17,8 +17,9 @@ def sums_again(facts: Iterable[OperationFacts], due: Collection[mtf.Tensor]) -> 
 
     Its LazyAllreduceSum remembers the sum, but an operation that works on parts (a reshape, an addition) makes another
     one of the parts, whether or not they are summed already. All of these have as many elements, and are counted where
-    the first is due. A reshape passes parts on that moves no slices under a layout: here every one does but such as
-    make a dim that the sum is over, so that it is never too few.
+    the first is due. What an operation does depends on the layout, and what sums more is counted: a reshape works on
+    parts where it moves no slices (here all do but such as make a dim that the sum is over); an addition of sums over
+    other dims, which may not be split all, both works on parts and has them summed.
 
     Args:
       facts: of the operations that are run.
@@ -64,8 +65,8 @@ class _Parts:
             sources = [] if fact.contracts else [tensor for tensor in dict.fromkeys(reads) if tensor in stock]
             self._passed.update(dict.fromkeys(passed, sources))
             self._readers.update(set(reads))
-            if passed and sources:
-                self._passing.update(set(reads))
+            if passed and len({stock[tensor] for tensor in sources}) == 1:
+                self._passing.update(sources)
 
     @property
     def sums(self) -> Sequence[mtf.Tensor]:

@@ -12,14 +12,13 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from pase_mtf.compat import mtf, tf
-from pase_mtf.export.phases import UPDATE, phases_of
+from pase_mtf.export.phases import UPDATE
 from pase_mtf.graph.all_reduces import buckets
 from pase_mtf.graph.partition import groups
 from pase_mtf.lowering.mesh import DeviceMeshImpl
 from pase_mtf.lowering.readers import Readers, read_by
 from pase_mtf.lowering.reshard import ALL_REDUCE, all_reduce
-from pase_mtf.operations.facts import read_operations
-from pase_mtf.operations.flow import Flow
+from pase_mtf.operations.facts import OperationFacts
 from pase_mtf.operations.protocols import LaidOut
 from pase_mtf.operations.registry import is_known, rule_of
 
@@ -43,12 +42,10 @@ class _Waiting(NamedTuple):
 class Buckets:
     """The sums of a lowering that were made, and that nobody has read yet."""
 
-    def __init__(self, graph: mtf.Graph, flow: Flow, impl_of: Callable[[mtf.Operation], DeviceMeshImpl],
-                 readers: Readers):
-        """Takes a graph and its operations, what gives the mesh implementation of each, and who reads what."""
+    def __init__(self, facts: Sequence[OperationFacts], phases: Sequence[str],
+                 impl_of: Callable[[mtf.Operation], DeviceMeshImpl], readers: Readers):
+        """Takes the operations of a graph, their phases, the mesh implementation of each, and who reads what."""
         self._impl_of = impl_of
-        facts = read_operations(graph, flow)
-        phases = phases_of(graph, facts)
         self._in_update = {fact.operation for fact, phase in zip(facts, phases, strict=True)
                            if phase == UPDATE and not fact.loops}
         self._readers = readers

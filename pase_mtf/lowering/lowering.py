@@ -14,6 +14,7 @@ from pase_mtf.arguments import checked_arguments
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import MismatchError, UsageError
 from pase_mtf.export.exporter import export_as
+from pase_mtf.export.phases import phases_of
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
@@ -28,8 +29,8 @@ from pase_mtf.lowering.reshard import ALL_REDUCE, RESHARDING, assemble, move, re
 from pase_mtf.lowering.summed_rows import SumOfRows, added_rows, sum_of_rows
 from pase_mtf.lowering.turns import Turn, TurnTaking
 from pase_mtf.lowering.variables import LaidOutVariable
-from pase_mtf.operations.facts import needed_for_updates
-from pase_mtf.operations.flow import Flow, all_operations
+from pase_mtf.operations.facts import read_operations
+from pase_mtf.operations.flow import Flow
 from pase_mtf.operations.protocols import LaidOut, SummedRows
 from pase_mtf.operations.registry import rule_of
 
@@ -119,17 +120,17 @@ class PlanLowering(mtf.Lowering):
         self._prepare(graph, Emitter(devices, shared_memory) if rank is None else RankEmitter(devices, rank), step)
         flow = Flow(graph)
         self._owner_of = {tensor: flow.owner(tensor).operation for tensor in flow.carried()}
-        operations = all_operations(graph)
-        self._idle.update(operation for operation, needed in zip(
-            operations, needed_for_updates(operations), strict=True) if not needed)
+        facts = read_operations(graph, flow)
+        phases = phases_of(graph, facts)
+        self._idle.update(fact.operation for fact in facts if not fact.is_needed)
         everywhere = self._impl(MeshSpec(((frozenset(), len(devices)),), tuple(range(len(devices)))))
         self.mesh_to_impl: dict[mtf.Mesh, DeviceMeshImpl] = collections.defaultdict(lambda: everywhere)
         self._assign_impls(plan)
         self._updating.update({variable: self._impl(legal_spec(self._spec(mesh), variable))
                                for variable, mesh in (updates or {}).items()})
-        self._readers = Readers(flow, self._impl_of.__getitem__, self._updating, self._idle)
+        self._readers = Readers(facts, phases, self._impl_of.__getitem__, self._updating)
         if not self.emitter.shared:  # else nothing is sent, and sums are made once
-            self._buckets = Buckets(graph, flow, self._impl_of.__getitem__, self._readers)
+            self._buckets = Buckets(facts, phases, self._impl_of.__getitem__, self._readers)
         taking = TurnTaking()
         for turn in turns or [Turn(graph.operations)]:
             with taking.turn(turn), self.emitter.behind_turns(turn.after):

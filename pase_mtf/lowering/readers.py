@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pase_mtf.compat import mtf
+from pase_mtf.export.phases import FORWARD
 from pase_mtf.graph.partition import Partition, before_reshape
 from pase_mtf.lowering.mesh import DeviceMeshImpl
-from pase_mtf.operations.flow import Flow
+from pase_mtf.operations.facts import OperationFacts
 from pase_mtf.operations.registry import rule_of
 
 __all__ = ["Readers", "read_by"]
@@ -22,21 +23,24 @@ def read_by(operation: mtf.Operation) -> Iterable[mtf.Tensor]:
 class Readers:
     """The operations that read the tensors of a lowering."""
 
-    def __init__(self, flow: Flow, impl_of: Callable[[mtf.Operation], DeviceMeshImpl],
-                 updating: Mapping[mtf.Variable, DeviceMeshImpl], idle: Collection[mtf.Operation]):
+    def __init__(self, facts: Sequence[OperationFacts], phases: Sequence[str],
+                 impl_of: Callable[[mtf.Operation], DeviceMeshImpl], updating: Mapping[mtf.Variable, DeviceMeshImpl]):
         """Looks at a graph.
 
         Args:
-          flow: of the graph.
+          facts: of its operations.
+          phases: of each.
           impl_of: the mesh implementation of an operation.
           updating: of variables whose new value is computed in another layout than their own, that one.
-          idle: operations that are not run.
         """
-        self._impl_of, self._updating, self._idle = impl_of, updating, idle
+        self._impl_of, self._updating = impl_of, updating
+        # Gradients that no assignment needs. What else none needs may be fetched, as the loss is.
+        self._idle = {fact.operation for fact, phase in zip(facts, phases, strict=True)
+                      if phase != FORWARD and not fact.is_needed}
         self._of: dict[mtf.Tensor, list[mtf.Operation]] = collections.defaultdict(list)
-        for operation in flow.loops_of:
-            for tensor in read_by(operation):
-                self._of[tensor].append(operation)
+        for fact in facts:
+            for tensor in read_by(fact.operation):
+                self._of[tensor].append(fact.operation)
 
     def of(self, tensor: mtf.Tensor) -> Sequence[mtf.Operation]:
         """Those that read a tensor, in the order of the graph."""
