@@ -31,6 +31,12 @@ def _summed_where_made(graph: ComputationGraph) -> ComputationGraph:
         dataclasses.replace(edge, pending=edge.pending if edge.added_to else (), looked_up=()) for edge in graph.edges))
 
 
+def _summed_once(graph: ComputationGraph) -> ComputationGraph:
+    """The graph without the sums that Mesh-TF makes of views."""
+    return dataclasses.replace(graph, layers=tuple(dataclasses.replace(layer, operations=tuple(
+        dataclasses.replace(operation, summed_again=0) for operation in layer.operations)) for layer in graph.layers))
+
+
 def layouts_and_uniform_strategies_agree(graph: mtf.Graph, exported: ComputationGraph, machine: Machine, *,
                                          most: int = 12, own: tuple[MeshShape, dict[str, str]] | None = None) -> int:
     """Compares seconds, parts and bytes under random legal layouts on four devices; how many it compared.
@@ -38,7 +44,7 @@ def layouts_and_uniform_strategies_agree(graph: mtf.Graph, exported: Computation
     Args:
       graph, exported: of one program.
       machine: prices both; no library sums for layouts, which Mesh-TF itself lowers, so here for neither, and every
-        gradient is summed by itself.
+        gradient is summed by itself; views of a sum are summed again for none.
       most: how many to compare.
       own: a layout to compare besides, where it is legal.
     """
@@ -52,7 +58,7 @@ def layouts_and_uniform_strategies_agree(graph: mtf.Graph, exported: Computation
         axes = {name: own[0].names.index(axis) for name, axis in own[1].items() if name in legality.sizes}
         legal = StockLegality(graph, (), own[0].devices).problem(axes, own[0].sizes) is None
         layouts = itertools.chain(layouts, [(own[0], axes)] if legal else [])
-    costs, checked = LayoutCosts(exported, machine, legality), 0
+    costs, checked = LayoutCosts(_summed_once(exported), machine, legality), 0
     without_library = dataclasses.replace(machine, sums_by_trees=False)
     # What a reshape renames to the dim that it is a sum over, Mesh-TF sums whole, and our lowering in parts.
     renamed = {name for layer in exported.layers for operation in layer.operations if operation.sums_inputs

@@ -19,7 +19,7 @@ def sums_again(facts: Iterable[OperationFacts], due: Collection[mtf.Tensor]) -> 
     one of the parts, whether or not they are summed already. All of these have as many elements, and are counted where
     the first is due. What an operation does depends on the layout, and what sums more is counted: a reshape works on
     parts where it moves no slices (here all do but such as make a dim that the sum is over); an addition of sums over
-    other dims, which may not be split all, both works on parts and has them summed.
+    other dims, which may not be split all, works on those parts that its sum is charged for, and needs others whole.
 
     Args:
       facts: of the operations that are run.
@@ -65,8 +65,11 @@ class _Parts:
             sources = [] if fact.contracts else [tensor for tensor in dict.fromkeys(reads) if tensor in stock]
             self._passed.update(dict.fromkeys(passed, sources))
             self._readers.update(set(reads))
-            if passed and len({stock[tensor] for tensor in sources}) == 1:
-                self._passing.update(sources)
+        for output, sources in self._passed.items():
+            payer = self.payer(output)
+            if payer is not None:
+                alike = len({stock[tensor].names() for tensor in sources}) == 1
+                self._passing.update(sources if alike else [payer])
 
     @property
     def sums(self) -> Sequence[mtf.Tensor]:
