@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: every error a user can cause is one line on stderr."""
     if Membership.of_environment() is not None:
         end_with_launcher(lambda: os._exit(ClusterError.exit_code))
-    with Interrupts() as interrupts:
+    with Interrupts(at_once=False) as interrupts:
         return exit_code_of(
             lambda: run(sys.argv[1:] if arguments is None else arguments, interrupts), interrupts, smaller=SMALLER)
 

@@ -399,6 +399,6 @@ def _operations(times: KernelTimes) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: every error a user can cause is one line on stderr."""
-    with Interrupts() as interrupts:
+    with Interrupts(at_once=False) as interrupts:
         return exit_code_of(lambda: run(parse(sys.argv[1:] if arguments is None else arguments), interrupts),
                             interrupts, smaller="take a smaller --batch or --preset")

@@ -27,7 +27,8 @@ def exit_code_of(run: Callable[[], int], interrupts: Interrupts | None = None, *
 
     Args:
       run: the command.
-      interrupts: of this process; they know which signal ended it.
+      interrupts: of this process; they know which signal ended it. They raise while `run` does what it does, and
+        neither before nor after.
       smaller: what to do where memory runs out, in the words of the command's flags.
       interrupted: what to say where a signal ends it.
     """
@@ -46,8 +47,15 @@ def exit_code_of(run: Callable[[], int], interrupts: Interrupts | None = None, *
 def _ended(run: Callable[[], int], interrupts: Interrupts | None, smaller: str, interrupted: str) -> tuple[int, str]:
     """(the exit code, what to say)."""
     try:
-        return _written(run), ""
+        if interrupts:
+            interrupts.listen()
+        code = _written(run)
+        if interrupts:
+            interrupts.only_remember()
+        return code, ""
     except (KeyboardInterrupt, Exception) as problem:
+        if interrupts:
+            interrupts.only_remember()
         # A library that is interrupted may say that it failed, whatever is told of that.
         if isinstance(problem, KeyboardInterrupt) or (interrupts and interrupts.unanswered):
             return interrupts.answer() if interrupts else INTERRUPTED, interrupted

@@ -29,20 +29,21 @@ class Interrupts:
 
     The first signal raises KeyboardInterrupt; after `hold` it is only remembered. Python drops a KeyboardInterrupt that
     strikes within a destructor or a callback (of the library that loads compiled code, say): such a one is raised once
-    more a moment later, until it arrives.
+    more a moment later, until it arrives. What fails in a destructor because something was interrupted is not shown.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, at_once: bool = True) -> None:
         """Takes none yet.
 
         Args:
           clock: seconds.
+          at_once: whether the first raises from the beginning, and not only after `listen`.
         """
         self._clock = clock
         self._last_wish, self._later, self._elsewhere = 0.0, 0, 0
         self._asked: list[int] = []
         self._told: list[int] = []
-        self._held = self._dropped = self._raised = False
+        self._held, self._dropped, self._raised = not at_once, False, False
         self._before: list[object] = []
         self._hook = sys.unraisablehook
 
@@ -100,6 +101,21 @@ class Interrupts:
         self._raised = False
         return self.exit_code or 128 + signal.SIGINT
 
+    def listen(self) -> None:
+        """From here on the first signal raises.
+
+        Raises:
+          KeyboardInterrupt: there was one already.
+        """
+        self._held = False
+        if self._asked:
+            self._held = self._raised = True
+            raise KeyboardInterrupt
+
+    def only_remember(self) -> None:
+        """From here on no signal raises: whoever looks at none any more is about to end."""
+        self._held, self._dropped = True, False
+
     def hold(self) -> None:
         """From here on a signal is only remembered: whoever holds looks at `asked` between two steps.
 
@@ -113,7 +129,8 @@ class Interrupts:
     def _drop(self, dropped: sys.UnraisableHookArgs) -> None:
         """Takes what Python is about to drop; shows what is not ours."""
         if not issubclass(dropped.exc_type, KeyboardInterrupt) or not self._asked:
-            self._hook(dropped)
+            if not self._raised:
+                self._hook(dropped)
         elif not self._dropped:
             self._dropped = True
             # From another thread: raised here and now, it would be dropped again.

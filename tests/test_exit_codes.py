@@ -65,6 +65,21 @@ def test_an_interruption_that_a_library_takes_for_its_own_failure(capsys):
     assert capsys.readouterr().err == "stopped\n"
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_the_command_begins_is_answered_like_one_within(number, code, capsys):
+    with Interrupts(at_once=False) as interrupts:
+        signal.raise_signal(number)
+        assert exit_code_of(lambda: 0, interrupts, smaller="take less", interrupted="stopped") == code
+    assert capsys.readouterr().err == "stopped\n"
+
+
+def test_a_signal_once_the_command_has_ended_changes_nothing(capsys):
+    with Interrupts(at_once=False) as interrupts:
+        assert exit_code_of(lambda: print("done") or 5, interrupts, smaller="take less") == 5
+        signal.raise_signal(signal.SIGTERM)
+    assert capsys.readouterr() == ("done\n", "")
+
+
 def test_an_error_after_a_signal_that_is_only_remembered_is_told(capsys):
     def run():
         interrupts.hold()

@@ -69,6 +69,21 @@ def test_what_else_python_drops_is_shown_as_before(monkeypatch):
     assert [dropped.exc_type for dropped in shown] == [ValueError]
 
 
+def test_what_fails_in_consequence_is_not_shown(monkeypatch):
+    """Of what is half made when a signal strikes the destructor fails."""
+    shown = []
+    monkeypatch.setattr(sys, "unraisablehook", shown.append)
+
+    def fail():
+        raise AttributeError
+
+    with Interrupts():
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        _CALLBACK(fail)()
+    assert not shown
+
+
 def test_elsewhere_than_in_the_main_thread_nothing_is_taken():
     before = [signal.getsignal(signal.SIGINT), sys.unraisablehook]
 

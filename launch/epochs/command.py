@@ -35,7 +35,7 @@ def _run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: every error a user can cause is one line on stderr."""
-    with Interrupts() as interrupts:
+    with Interrupts(at_once=False) as interrupts:
         return exit_code_of(lambda: _run(parser(__doc__).parse_args(arguments), interrupts), interrupts,
                             smaller="take a smaller --preset, and for `measure` also a smaller --piece")
 

@@ -120,10 +120,10 @@ def _run(arguments: Sequence[str]) -> Layout:
     # Here and not above: it brings TensorFlow, which --help and a mistyped flag should not have to wait for.
     from pase_mtf.layout.find import find_layout
     return find_layout(build_graph, devices, machine=_FLAGS.machine, mesh_shape=_FLAGS.mesh_shape,
-                         memory_limit=_FLAGS.memory_limit, fixed=fixed, together=together, compare=_FLAGS.compare,
-                         alternatives=_FLAGS.alternatives, name=_FLAGS.graph,
-                         time_limit=time_limit, prices=_FLAGS.prices, measure_seconds=measure_seconds or 60.0,
-                         explain=_FLAGS.explain)
+                       memory_limit=_FLAGS.memory_limit, fixed=fixed, together=together, compare=_FLAGS.compare,
+                       alternatives=_FLAGS.alternatives, name=_FLAGS.graph,
+                       time_limit=time_limit, prices=_FLAGS.prices, measure_seconds=measure_seconds or 60.0,
+                       explain=_FLAGS.explain)
 
 
 def _answer(argv: Sequence[str]) -> int:
@@ -157,7 +157,7 @@ def main(argv: Sequence[str]) -> int:
     The layout goes to the standard output, and nothing else does: what the program's own code prints goes to the
     standard error, as do tables and notes.
     """
-    with Interrupts() as interrupts:
+    with Interrupts(at_once=False) as interrupts:
         return exit_code_of(lambda: _answer(argv), interrupts, interrupted=_INTERRUPTED, smaller=_SMALLER)
 
 

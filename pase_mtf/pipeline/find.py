@@ -183,9 +183,9 @@ class _Search:
             needs.append(f"the lightest that was looked at {'' if above else 'needs at least '}"
                          f"{needed_text(lightest, limit)}")
         splits = _falls_to({count: light for count, (_, light) in zip(costs, bounds, strict=True)}, limit)
+        remedy = f"raise the limit, {'take more microbatches, or' if splits else 'or take'} more devices"
         return NoPipelineError(f"{reason} within {bytes_text(limit)} each{'; ' * bool(needs)}{', '.join(needs)}",
-                               f"raise the limit, take {'more microbatches, or ' * splits}more devices", proven=proven,
-                               limited=True, splits=splits)
+                               remedy, proven=proven, limited=True, splits=splits)
 
     def _least_memory(self, count: int, costs: StageCosts) -> tuple[float, float]:
         """Bytes that some device of every pipeline of so many microbatches holds at least, and of the lightest that was

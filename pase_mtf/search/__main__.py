@@ -119,7 +119,7 @@ def _write(path: str, method: str, solution: Solution) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command. Returns its exit code: 0, or that of the error, which goes to stderr as one line."""
-    with Interrupts() as interrupts:
+    with Interrupts(at_once=False) as interrupts:
         return exit_code_of(lambda: _run(arguments), interrupts, interrupted=_INTERRUPTED, smaller=_SMALLER)
 
 

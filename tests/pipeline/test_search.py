@@ -314,7 +314,7 @@ def test_what_every_pipeline_needs_at_least_is_told_where_none_fits(graph, stage
     assert (error.limited, error.proven) == (True, True)
     assert str(error) == (
         f"{graph.name}: no pipeline of {stages or 'two or more'} stages on 4 devices within 1000 B each; every one "
-        f"needs at least {needed_text(least[0])}; raise the limit, take more devices")
+        f"needs at least {needed_text(least[0])}; raise the limit, or take more devices")
     assert refused(least[0] - 1.0).proven
     found = find_pipeline({_COUNT: graph}, 4, harness.MACHINE, stages=stages, blocks=6, memory_limit=1.3 * least[0])
     assert least[0] <= found.memory_bytes <= 1.3 * least[0]
