@@ -18,13 +18,15 @@ from typing import NamedTuple
 import numpy as np
 
 from pase_mtf.search.compiled import compiled, seconds_now
-from pase_mtf.search.elimination_plan import A_ROW, A_TERM, Plan
+from pase_mtf.search.elimination_plan import A_ROW, A_TERM, MIXED, Plan
 from pase_mtf.search.packed import Packed
 
 __all__ = ["eliminate"]
 
 # Configurations of the vertex, and of the innermost neighbour, in a block of a product: 128 KiB.
 _BLOCK = (64, 256)
+# Adding a table for every row takes as long as so many sums for each, where its entries stand side by side, or not.
+_SIDE_BY_SIDE, _APART = 2, 8
 # The work (see Plan) between two looks at the clock.
 _BETWEEN_LOOKS = 1 << 22
 
@@ -167,7 +169,7 @@ def _put_innermost(p: Packed, factors: _Factors, v: int, scope: np.ndarray) -> N
             if end - begin > 2:
                 for position in range(begin, end):
                     if factors.vertex[position] == scope[dim]:
-                        mixed += 2 if factors.stride[position] == 1 else 8  # its entries side by side, or not
+                        mixed += _SIDE_BY_SIDE if factors.stride[position] == 1 else _APART
             f = factors.link[f]
         cost = 1.0 + mixed + (A_TERM + A_ROW / (p.first[v + 1] - p.first[v])) / size
         if cost < least:
@@ -313,7 +315,7 @@ def _table(p: Packed, factors: _Factors, tables: np.ndarray, v: int, scope: np.n
                 else:
                     _lower(lines[t, left:left + width], some, rows)
                 _advance(index, shape, bucket)
-                spent += rows.size * (4.0 if mixed else 1.0) + A_ROW + A_TERM * len(some)
+                spent += rows.size * (MIXED if mixed else 1.0) + A_ROW + A_TERM * len(some)
                 if spent >= _BETWEEN_LOOKS:
                     if end < np.inf and seconds_now() > end:
                         return np.inf

@@ -15,14 +15,15 @@ import numpy as np
 
 from pase_mtf.search.compiled import compiled
 
-__all__ = ["A_ROW", "A_TERM", "Plan", "plan_elimination"]
+__all__ = ["A_ROW", "A_TERM", "MIXED", "Plan", "plan_elimination"]
 
 A_ROW, A_TERM = 800.0, 25.0
 """What a row of a step's product (see elimination.py) takes besides its sums, and what every configuration of the
 vertex that is eliminated takes in it, both counted in sums: measured, of rows with 4 to 700 sums for each."""
-# The same of an entry of a table that is made; and by how much a sum takes longer where tables over more than two of
-# the layers have to be added for every row, as they mostly have where a step has so many neighbours.
-_AN_ENTRY, _MIXED, _MANY = 8.0, 4.0, 3
+MIXED = 4.0
+"""How many times as long a sum takes where a table over more than two of the layers is added anew for every row."""
+# What an entry of a table that is made takes, in sums; and how many neighbours a step has that mostly has such tables.
+_AN_ENTRY, _MANY = 8.0, 3
 
 
 class Plan(NamedTuple):
@@ -184,7 +185,7 @@ def _simulate(sizes: np.ndarray, ends: np.ndarray, given: np.ndarray, most_opera
         steps += 1
         scopes_at[steps] = end
         operations += table * sizes[v]
-        spent += (table * sizes[v] * (1.0 if end - begin < _MANY else _MIXED) + table * _AN_ENTRY
+        spent += (table * sizes[v] * (1.0 if end - begin < _MANY else MIXED) + table * _AN_ENTRY
                   + table / longest * (A_ROW + A_TERM * sizes[v]))
         entries += table
         largest = max(largest, table)

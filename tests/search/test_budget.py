@@ -61,9 +61,13 @@ def _memory(network):
 
 @pytest.fixture(scope="module")
 def compiled():
-    """Numba, too, looks at the clock while it compiles: so that it has."""
+    """Numba, too, looks at the clock while it compiles, or loads what it has compiled: so that it has. What that takes
+    may be all of a search's time: more than one follows."""
     network = dense(0)
-    solve(network, "exact", time_limit=0.5, **_memory(network))
+    with pytest.MonkeyPatch.context() as patch:
+        only_branching(patch)
+        for options in 3 * [{}, _memory(network)]:
+            solve(network, "exact", time_limit=0.3, **options)
 
 
 @pytest.mark.usefixtures("compiled")
