@@ -128,6 +128,7 @@ def _run(arguments: Sequence[str]) -> Layout:
 
 def _answer(argv: Sequence[str]) -> int:
     """What the command does, as `main` tells."""
+    _FLAGS.unparse_flags()  # whatever this process was asked before
     if any(argument in ("--help", "-help", "-h") for argument in argv[1:]):
         raise HelpRequested(f"{__doc__}\n\n{_FLAGS.get_help()}")
     end = argv.index("--") if "--" in argv else len(argv)

@@ -59,9 +59,6 @@ def no_measuring(monkeypatch):
 
 
 def run(capsys, *flags):
-    layout_command._FLAGS.unparse_flags()
-    for flag in layout_command._FLAGS._flags().values():
-        flag.unparse()
     code = layout_command.main(["layout", *flags])
     out = capsys.readouterr()
     return code, out.out, out.err
@@ -299,7 +296,14 @@ def test_by_measured_kernels(program, cache_dir, timed_kernels, capsys):
 def test_flags_that_contradict_themselves(program, capsys, flags, message):
     assert layout_command.main(["layout", f"--graph={program}", "--mesh=8", "--machine=h100", *flags]) == 2
     assert message in capsys.readouterr().err
-    layout_command._FLAGS.unparse_flags()
+
+
+def test_a_command_forgets_the_flags_of_the_one_before(program, capsys):
+    flags = ["layout", f"--graph={program}", "--mesh=8", "--machine=h100"]
+    assert layout_command.main([*flags, "--output=nowhere/layout.txt", "--alternatives=-1"]) == 2
+    assert "no folder nowhere" in capsys.readouterr().err
+    assert layout_command.main(flags) == 0
+    assert capsys.readouterr().out.startswith("--mesh_shape=")
 
 
 def test_programs_that_leave(program, tmp_path, capsys):
@@ -315,6 +319,5 @@ def test_rules_for_dims_that_are_not_there(program, capsys):
     flags = ["layout", f"--graph={program}", "--mesh=8", "--machine=h100"]
     assert layout_command.main([*flags, "--compare=a:8;hiden:a"]) == 2
     assert "'hiden' is no dim of the graph; did you mean 'hidden'" in capsys.readouterr().err
-    layout_command._FLAGS.unparse_flags()
     assert layout_command.main([*flags, "--compare=a:8;batch:a;hiden:a"]) == 0
     assert "note: layout" in capsys.readouterr().err
