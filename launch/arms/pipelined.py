@@ -144,10 +144,7 @@ def _turns(program: PipelinedProgram, pipeline: Pipeline, stages: Mapping[mtf.Op
     Gradients that no update needs (of one-hot vectors, for instance) are of a last turn: if others waited for them,
     every step would compute them.
     """
-    written, operations = program.written, all_operations(program.graph)
-    unneeded = {operation for operation, needed in zip(operations, needed_for_updates(operations), strict=True)
-                if not needed}
-    spare = list[mtf.Operation]()
+    written, unneeded, spare = program.written, _unneeded(program), list[mtf.Operation]()
     of_task: dict[tuple[str, int, int], list[mtf.Operation]] = collections.defaultdict(list)
     for phase, parts in (("forward", written.forward), ("backward", written.backward)):
         for number, operations in enumerate(parts):
@@ -173,6 +170,13 @@ def _turns(program: PipelinedProgram, pipeline: Pipeline, stages: Mapping[mtf.Op
         if needs:
             latest[stage] = len(turns) - 1
     return [*turns, Turn(spare)]
+
+
+def _unneeded(program: PipelinedProgram) -> set[mtf.Operation]:
+    """What no update needs; of it what belongs to the forward pass may be fetched, as the loss is."""
+    operations = all_operations(program.graph)
+    return {operation for operation, needed in zip(operations, needed_for_updates(operations), strict=True)
+            if not needed}
 
 
 def _by_need(program: PipelinedProgram) -> Iterator[tuple[mtf.Operation, bool]]:
