@@ -21,7 +21,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -41,8 +41,26 @@ __all__ = ["agreement", "document", "main", "points"]
 FOLDER = ROOT / "docs" / "benchmarks"
 _STEPS_SECONDS = 3600.0
 """For all of a run but finding strategies and measuring kernels: lowering, and the steps of every arm."""
+_OF_STEPS = "steps"
+"""What `slowness_of` tells of runs whose speed was told by the kernels of their steps."""
 _TRIES = 3
 """Runs of one model, the second and third with more strategies."""
+
+
+class _AtSpeed(NamedTuple):
+    """How far the speed of a run explains its error.
+
+    Attributes:
+      error: of what was predicted, the median.
+      then: the same, of what was predicted times how much longer kernels took.
+      own: whether these were kernels of its steps.
+      run: which.
+    """
+
+    error: float
+    then: float
+    own: bool
+    run: str
 
 
 def agreement(predicted: Sequence[float], measured: Sequence[float]) -> tuple[float, float]:
@@ -89,7 +107,7 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
       results: "model-devices-processor" -> what `main` keeps of a run: model, points, preset, devices, facts, commit.
       stem: what the names of its files begin with.
     """
-    rows, errors, at_speeds = [], dict[str, list[float]](), list[tuple[float, float, str]]()
+    rows, errors, at_speeds = [], dict[str, list[float]](), list[_AtSpeed]()
     for result in results.values():
         found = result["points"]
         predicted, measured = map(np.asarray, zip(*found.values(), strict=True))
@@ -100,9 +118,10 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
         slowness = result.get("slowness")  # of runs from before it was looked at, nobody knows
         at_speed = "-"
         if slowness:
-            at_speeds.append((error, agreement(predicted * slowness, measured)[0],
-                              f"{result['model']} on {result['devices']}, {processor(result['facts'])}"))
-            at_speed = f"{100 * at_speeds[-1][1]:.0f} % ({slowness:.2f})"
+            own = result.get("slowness_of") == _OF_STEPS
+            at_speeds.append(_AtSpeed(error, agreement(predicted * slowness, measured)[0], own,
+                                      f"{result['model']} on {result['devices']}, {processor(result['facts'])}"))
+            at_speed = f"{100 * at_speeds[-1].then:.0f} % ({slowness:.2f}{'' if own else '*'})"
         drawn = ", ".join(f"{number} {kind}" for kind in ("random", "changed")
                           if (number := sum(name.startswith(kind) for name in found)))
         strategies = f"{len(found)} ({drawn})" if drawn else str(len(found))
@@ -126,8 +145,9 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
         "the fastest, without trial steps (`--notrial`). Error: of the predicted against the",
         "measured time of a step; bias: the median of predicted ÷ measured, less one; best missed by: how much longer",
         "the step of the strategy that is predicted to be the fastest took than the fastest. At the speed of the run:",
-        "the error of the predictions times how much longer reference kernels took while the steps ran (in brackets)",
-        "than prices say: a virtual machine is not of one speed for an hour.",
+        "the error of the predictions times how much longer kernels took while the steps ran (in brackets) than prices",
+        "say: a virtual machine is not of one speed for an hour. The kernels are those with the largest shares of the",
+        "steps; (*): ten reference kernels, the same of all programs, of earlier versions.",
         *_worth_of_speed(at_speeds), "", table, "",
         *(f"{text}  " for text in sorted(machines)),
         f"Reproduce with `python -m benchmarks.accuracy{_flag(stem)}`.", "", *_measuring(results),
@@ -135,15 +155,18 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
         ""])
 
 
-def _worth_of_speed(runs: Sequence[tuple[float, float, str]]) -> list[str]:
-    """Whether the speed of the run explains the error: (error, error at the speed of the run, which) of every run."""
-    if not runs:
-        return []
-    less = sum(at_speed < error for error, at_speed, _ in runs)
-    error, at_speed, name = max(runs, key=lambda run: run[1] - run[0])
-    worst = f"\nAt worst it grows from {100 * error:.0f} to {100 * at_speed:.0f} %: {name}." if at_speed > error else ""
-    return [f"It is less by that in {less} of {len(runs)} runs: the speed changes between two looks, too, and not for",
-            f"all kernels alike.{worst}"]
+def _worth_of_speed(runs: Sequence[_AtSpeed]) -> list[str]:
+    """Whether the speed of the run explains the error."""
+    said = list[str]()
+    for own, which in ((True, "by kernels of the steps"), (False, "by reference kernels")):
+        if not (found := [run for run in runs if run.own == own]):
+            continue
+        worst = max(found, key=lambda run: run.then - run.error)
+        grows = (f", and grows from {100 * worst.error:.0f} to {100 * worst.then:.0f} % at worst ({worst.run})"
+                 if worst.then > worst.error else "")
+        said.append(f"In {sum(run.then < run.error for run in found)} of {len(found)} runs the error is less {which}"
+                    f"{grows}.")
+    return said
 
 
 def _measuring(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -212,7 +235,7 @@ def _measured(name: str, devices: int, flags: argparse.Namespace, folder: str) -
     summary = max(summaries, key=lambda summary: len(points(summary)))
     facts = {key: summary["facts"][key] for key in ("devices", "versions", "machine")}
     return {"model": name, "points": points(summary), "preset": summary["preset"], "devices": summary["devices"],
-            "commit": commit(), "facts": facts, "slowness": summary.get("slowness"),
+            "commit": commit(), "facts": facts, "slowness": summary.get("slowness"), "slowness_of": _OF_STEPS,
             "kernels": (summaries[0]["search"] or {}).get("kernels"),
             "wall_seconds": sum(one["wall_seconds"] for one in summaries)}
 

@@ -305,7 +305,7 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts)
     keeper = Keeper(run.files.path("checkpoint"), arms[0], built.data, run.graph.hash, microbatches=plan.microbatches,
                     recompute=plan.recomputed, first_step=plan.first_step, every=options.checkpoint_every, alone=alone)
     judge = Judge(plan, found.chosen, arms, run.data, run.board)
-    with contextlib.closing(watch_of(run.prices)) as watch:
+    with contextlib.closing(watch_of(run.prices, found.chosen.values())) as watch:
         interrupts.hold()  # what is measured from here on is written down whatever happens
         with Progress(options, len(arms), plan.first_step) as progress:
             # What arms take in one turn is read while they take the turn before.

@@ -68,7 +68,7 @@ class Summary(TypedDict):
       left_out: arm -> why there is none.
       disagreement: which arm computed something else, and how that was seen; None: none.
       note: what was suspected of the losses and turned out to be rounding.
-      slowness: how many times what prices say this machine took for its reference kernels while the steps were timed,
+      slowness: how many times what prices say this machine took for what steps run most while the steps were timed,
         in the median; None where that was not looked at.
       search: what the exact search says about itself: seconds, whether its result is proven, its gap, and more; None
         where no arm used it.

@@ -18,6 +18,7 @@ from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels
 from pase_mtf.strategy.kernels_text import untraced_note
 from pase_mtf.strategy.measured import MeasuredPrices
+from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["machine_of", "prices_of", "tell_untraced", "watch_of"]
 
@@ -38,10 +39,13 @@ def prices_of(plan: Plan, graph: ComputationGraph, program: mtf.Graph) -> Measur
     return prices_by_kernels(program, graph, kernels, tell)
 
 
-def watch_of(prices: MeasuredPrices | None) -> SpeedWatch:
-    """What tells how fast the machine is while the arms step, where its kernels are what prices are made of."""
-    meter = prices.meter if prices is not None else None
-    return SpeedWatch(meter if isinstance(meter, KernelMeter) else None)
+def watch_of(prices: MeasuredPrices | None, chosen: Iterable[Chosen]) -> SpeedWatch:
+    """What tells how fast the machine is while the arms step, where its kernels are what prices are made of: those of
+    their strategies."""
+    if prices is None or not isinstance(prices.meter, KernelMeter):
+        return SpeedWatch(None, {})
+    return SpeedWatch(prices.meter, prices.shares(
+        [one.configurations for one in chosen if isinstance(one, Strategy)]))
 
 
 def machine_of(plan: Plan, prices: MeasuredPrices | None, *, joined: bool = False) -> Machine:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pase_mtf.calibration.meter import KernelMeter
+from pase_mtf.machine.kernels import Kernel
 
 if TYPE_CHECKING:
     from pase_mtf.calibration.kernels import KernelWatch
@@ -17,42 +18,71 @@ __all__ = ["SpeedWatch", "speed_note"]
 
 _SHARE = 0.05
 """Of the time, that looking may take."""
+_KERNELS, _LOOK_SECONDS, _LOOK_BYTES = 24, 1.0, 1 << 28
+"""What one look may have: kernels, about how long, and what their tensors take on all devices."""
+_LEAST_SECONDS, _RUNS = 0.02, 3
+"""What a look takes for one kernel: so long at least, and so many runs."""
 _TOLD = 0.15
 """How far from what the prices say is worth a word."""
 
 
 class SpeedWatch:
-    """Times the reference kernels of a meter again, from time to time, against what its prices say that they take: by
-    the clock, as steps are timed. Prices leave out what kernels wait for others that use the cores."""
+    """Times some kernels of a meter again, from time to time, against what its prices say that they take: by the clock,
+    as steps are timed. Prices leave out what kernels wait for others that use the cores.
 
-    def __init__(self, meter: KernelMeter | None) -> None:
+    Which kernels matters: what makes a machine slower for a while (memory that others use, a clock that is lower) does
+    not make all of them slower by as much, and what has a share of the steps that are timed tells what became of these.
+    """
+
+    def __init__(self, meter: KernelMeter | None, shares: Mapping[Kernel, float]) -> None:
         """Times nothing yet.
 
         Args:
           meter: started; of the devices that are watched. None: prices are of another machine, and nothing is watched.
+          shares: of the time of the steps that are looked at, by kernel. Those with the largest shares are timed, as
+            far as a look stays short.
         """
-        self._meter = meter
+        self._meter, self._shares = meter, shares
         self._watch: KernelWatch | None = None
+        self._watched: tuple[Kernel, ...] = _worth_watching(meter, shares) if meter else ()
         self._begin, self._spent = time.perf_counter(), 0.0
 
     def look(self) -> float | None:
-        """How many times what prices say the reference kernels take now, in the median of them; None where looking has
-        taken a twentieth of the time since the watch began, and where no reference kernel is known."""
-        kept, now = self._meter.telling if self._meter else {}, time.perf_counter()
-        if not self._meter or not kept or self._spent > _SHARE * (now - self._begin):
+        """How many times what prices say the kernels take now, in the mean by their shares; None where looking has
+        taken a twentieth of the time since the watch began, and where no kernel was measured."""
+        now = time.perf_counter()
+        if not self._meter or not self._watched or self._spent > _SHARE * (now - self._begin):
             return None
         if self._watch is None:
             from pase_mtf.calibration.kernels import KernelWatch  # TensorFlow takes seconds to import
-            self._watch = KernelWatch(tuple(kept), self._meter.devices, self._meter.kind, waiting=True)
+            self._watch = KernelWatch(self._watched, self._meter.devices, self._meter.kind, waiting=True)
             now = self._begin = time.perf_counter()  # to open it is no part of looking
-        found = self._watch.seconds()
+        found, kept = self._watch.seconds(), self._meter.times
         self._spent += time.perf_counter() - now
-        return float(np.median([found[kernel] / seconds for kernel, seconds in kept.items()]))
+        ratios, shares = zip(*((found[kernel] / timing.seconds, self._shares[kernel]) for kernel in self._watched
+                               if (timing := kept.get(kernel))), strict=True)
+        return float(np.average(ratios, weights=shares))
 
     def close(self) -> None:
         """Ends what it holds."""
         if self._watch is not None:
             self._watch.close()
+
+
+def _worth_watching(meter: KernelMeter, shares: Mapping[Kernel, float]) -> tuple[Kernel, ...]:
+    """The measured kernels with the largest shares that one look has time and memory for."""
+    found, seconds, nbytes = list[Kernel](), 0.0, 0
+    for kernel in sorted(shares, key=lambda kernel: -shares[kernel]):
+        if (timing := meter.times.get(kernel)) is None or shares[kernel] <= 0.0:
+            continue
+        takes = max(_LEAST_SECONDS, _RUNS * timing.seconds * meter.devices)
+        if seconds + takes > _LOOK_SECONDS or nbytes + kernel.nbytes * meter.devices > _LOOK_BYTES:
+            continue
+        found.append(kernel)
+        seconds, nbytes = seconds + takes, nbytes + kernel.nbytes * meter.devices
+        if len(found) == _KERNELS:
+            break
+    return tuple(found)
 
 
 def speed_note(ratios: Iterable[float]) -> str:
@@ -67,6 +97,6 @@ def speed_note(ratios: Iterable[float]) -> str:
     low, median, high = np.percentile(found, (0, 50, 100))
     if abs(median - 1.0) <= _TOLD:
         return ""
-    return (f"while steps were timed this machine took {median:.2f} times as long for the reference kernels as "
-            f"prices say ({low:.2f} to {high:.2f}, looks: {len(found)}); steps differ as much from what is predicted")
+    return (f"while steps were timed this machine took {median:.2f} times as long as prices say for what these steps "
+            f"run most ({low:.2f} to {high:.2f}, looks: {len(found)}); steps differ as much from what is predicted")
 

@@ -13,10 +13,12 @@ from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.calibration.speed import SpeedWatch, speed_note
 from pase_mtf.machine.kernels import Timing
 
+_SHARES = {REFERENCES[0]: 0.25, REFERENCES[1]: 0.5, REFERENCES[2]: 0.25}
+
 
 @pytest.fixture
 def meter(tmp_path):
-    """One that knows three of the reference kernels, of which one is too short to tell anything."""
+    """One that knows two of the three kernels that steps are made of."""
     meter = KernelMeter(2, path=tmp_path / "kernels.jsonl")
     meter.times.update({REFERENCES[0]: Timing(1e-3), REFERENCES[1]: Timing(4e-3), REFERENCES[7]: Timing(1e-6)})
     return meter
@@ -28,7 +30,7 @@ class _Watch:
     factors, opened, closed = (1.0, 1.0), 0, 0
 
     def __init__(self, kernels, devices, kind, waiting):
-        assert (kernels, devices, kind, waiting) == (REFERENCES[:2], 2, "cpu", True)
+        assert (kernels, devices, kind, waiting) == ((REFERENCES[1], REFERENCES[0]), 2, "cpu", True)
         type(self).opened += 1
 
     def seconds(self):
@@ -38,15 +40,17 @@ class _Watch:
         type(self).closed += 1
 
 
-def test_ratio_to_what_prices_say(meter, monkeypatch):
+def test_ratio_to_what_prices_say_by_shares_of_steps(meter, monkeypatch):
     monkeypatch.setattr("pase_mtf.calibration.kernels.KernelWatch", watch := type("_Own", (_Watch,), {}))
     monkeypatch.setattr(speed, "_SHARE", 2.0)
-    looks = SpeedWatch(meter)
+    looks = SpeedWatch(meter, _SHARES)
     assert looks.look() == pytest.approx(1.0)
-    watch.factors = (1.5, 1.7)
-    assert looks.look() == pytest.approx(1.6)
+    watch.factors = (1.6, 1.0)
+    assert looks.look() == pytest.approx(1.2)
+    watch.factors = (1.0, 1.6)  # of what steps take twice as long for
+    assert looks.look() == pytest.approx(1.4)
     meter.times = meter.times.scaled(2.0)  # prices follow the drift that a start finds
-    assert looks.look() == pytest.approx(0.8)
+    assert looks.look() == pytest.approx(0.7)
     looks.close()
     assert (watch.opened, watch.closed) == (1, 1)
 
@@ -61,7 +65,7 @@ def test_looking_takes_little_of_the_time(meter, monkeypatch):
 
     monkeypatch.setattr("pase_mtf.calibration.kernels.KernelWatch", _Slow)
     monkeypatch.setattr(speed.time, "perf_counter", lambda: clock[0])
-    looks = SpeedWatch(meter)
+    looks = SpeedWatch(meter, _SHARES)
     found = []
     for _ in range(100):
         found.append(looks.look())
@@ -70,8 +74,31 @@ def test_looking_takes_little_of_the_time(meter, monkeypatch):
     assert 4 <= sum(look is not None for look in found) <= 6
 
 
+def test_a_look_stays_short(meter, monkeypatch):
+    seen = []
+
+    class _Noted(_Watch):
+        def __init__(self, kernels, *unused, **settings):
+            seen.append(kernels)
+
+        def seconds(self):
+            return dict.fromkeys(REFERENCES, 1e-3)
+
+    monkeypatch.setattr("pase_mtf.calibration.kernels.KernelWatch", _Noted)
+    meter.times.update({REFERENCES[1]: Timing(0.5)})  # of which one run on every device takes longer than a look may
+    SpeedWatch(meter, _SHARES).look()
+    assert seen == [(REFERENCES[0],)]
+    meter.times.update({kernel: Timing(1e-5) for kernel in REFERENCES})
+    monkeypatch.setattr(speed, "_KERNELS", 4)
+    SpeedWatch(meter, {kernel: number + 1.0 for number, kernel in enumerate(REFERENCES)}).look()
+    assert seen[1] == REFERENCES[:-5:-1]
+    monkeypatch.setattr(speed, "_LOOK_BYTES", 2 * REFERENCES[6].nbytes - 1)  # of two devices
+    SpeedWatch(meter, {REFERENCES[6]: 0.9, REFERENCES[5]: 0.1}).look()
+    assert seen[2] == (REFERENCES[5],)
+
+
 def test_nothing_is_watched_where_prices_are_of_elsewhere(tmp_path):
-    for looks in (SpeedWatch(None), SpeedWatch(KernelMeter(2, path=tmp_path / "empty.jsonl"))):
+    for looks in (SpeedWatch(None, {}), SpeedWatch(KernelMeter(2, path=tmp_path / "empty.jsonl"), _SHARES)):
         assert looks.look() is None
         looks.close()
 
@@ -88,7 +115,7 @@ def test_reference_kernels_are_timed_again():
 def test_note():
     assert speed_note([]) == ""
     assert speed_note([0.9, 1.1, 1.0]) == ""
-    assert "took 1.50 times as long for the reference kernels as prices say (1.00 to 2.00, looks: 3)" in speed_note(
+    assert "took 1.50 times as long as prices say for what these steps run most (1.00 to 2.00, looks: 3)" in speed_note(
         [2.0, 1.0, 1.5])
 
 

@@ -369,6 +369,25 @@ def test_given_strategies(graph, everything):
     assert "batch" in found.explain(0)
 
 
+def test_shares_of_steps(graph):
+    meter = PretendedMeter()
+    prices = MeasuredPrices(graph, _Source(graph), meter)
+    strategies = [write(graph, _DEVICES) for write in (data_parallel, expert)]
+    assert prices.shares(strategies) == {}  # of what was not measured nothing is known
+    for strategy in strategies:
+        prices.evaluate(strategy, "given")
+    alone = [prices.shares([strategy]) for strategy in strategies]
+    for shares, strategy in zip(alone, strategies, strict=True):
+        assert sum(shares.values()) == pytest.approx(1.0)
+        run, step = prices._known.kernels(strategy), prices._cost(strategy)
+        assert shares == pytest.approx({kernel: count * meter.times.get(kernel).seconds / step
+                                        for kernel, count in run.items()})
+    assert alone[0] != alone[1]
+    assert prices.shares(strategies) == pytest.approx(
+        {kernel: sum(one.get(kernel, 0.0) for one in alone) / 2 for kernel in alone[0].keys() | alone[1].keys()})
+    assert prices.shares([]) == {}
+
+
 def test_strategies_for_more_devices_are_refused_before_anything_is_measured(graph):
     meter = PretendedMeter()
     prices = MeasuredPrices(graph, _Source(graph), meter)
