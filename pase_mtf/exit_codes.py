@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
 from collections.abc import Callable
+from typing import TextIO
 
 from pase_mtf.errors import OutOfMemoryError, PaseError, UsageError
 from pase_mtf.interrupts import Interrupts
 
-__all__ = ["BROKEN_PIPE", "INTERRUPTED", "HelpRequested", "exit_code_of"]
+__all__ = ["BROKEN_PIPE", "INTERRUPTED", "HelpRequested", "exit_code_of", "let_go"]
 
 # 2 to 5, and 7, stand with the errors in pase_mtf.errors.
 INTERRUPTED = 130
@@ -35,9 +37,11 @@ def exit_code_of(run: Callable[[], int], interrupts: Interrupts | None = None, *
     try:
         code, line = _ended(run, interrupts, smaller, interrupted)
     finally:
-        _let_go_of_output()
+        let_go(sys.stdout)
     if line:
-        print(line, file=sys.stderr)
+        with contextlib.suppress(OSError):  # the code tells it, too
+            print(line, file=sys.stderr)
+    let_go(sys.stderr)
     # Python counts a KeyboardInterrupt that left an `exec` (of numba's) as not caught until the next `exec`, and would
     # end by SIGINT.
     exec("")
@@ -90,9 +94,9 @@ def _written(run: Callable[[], int]) -> int:
     return code
 
 
-def _let_go_of_output() -> None:
-    """Drops what could not be written: Python would try once more at its end, and complain."""
+def let_go(stream: TextIO) -> None:
+    """Drops what could not be written to a stream: Python would try once more at its end, and complain."""
     try:
-        print(end="", flush=True)
+        print(end="", file=stream, flush=True)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

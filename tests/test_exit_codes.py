@@ -131,3 +131,15 @@ def test_output_that_nobody_takes(printed, unbuffered):
     os.close(reading)
     with open(writing, "w") as output:
         assert run(output) == gone
+
+
+@pytest.mark.parametrize(("run", "code"), [("raise PaseError('y')", 2), ("raise KeyboardInterrupt", 130),
+                                           ("print('x', file=sys.stderr)", 141)])
+def test_an_error_that_nobody_reads(run, code):
+    """As where the reader of `2>&1 | tee log` is gone: the exit code is what it would have been."""
+    script = ("import sys\nfrom pase_mtf.errors import PaseError\nfrom pase_mtf.exit_codes import exit_code_of\n"
+              f"def run(): {run}\nsys.exit(exit_code_of(run, smaller=''))")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as gone:
+        assert subprocess.run([sys.executable, "-c", script], stdout=gone, stderr=gone, check=False).returncode == code
