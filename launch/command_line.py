@@ -34,8 +34,8 @@ measured speedup over data parallelism.
   python -m pase_mtf.launch --model=transformer --mesh=8
 
 Exit codes: 0 done; 2 bad usage; 3 no feasible strategy; 4 out of memory; 5 the strategy does not fit the graph;
-6 the losses of the arms disagree; 7 a process of --cluster is missing or was lost; 130 (Ctrl-C) and 143 (SIGTERM)
-interrupted: what was measured so far is written.
+6 the losses of the arms disagree; 7 a process of --cluster is missing or was lost; 130 (Ctrl-C), 143 (SIGTERM) and 141
+(nobody reads the output) interrupted: what was measured so far is written.
 """
 
 

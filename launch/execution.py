@@ -24,7 +24,7 @@ from pase_mtf.launch.checkpoints.keeping import Keeper
 from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.cluster.follower import tell_run
 from pase_mtf.launch.cluster.server import join
-from pase_mtf.launch.console import LOSSES_DISAGREE, Progress, print_header
+from pase_mtf.launch.console import LOSSES_DISAGREE, Output, Progress, output_that_may_go, print_header
 from pase_mtf.launch.data import Data, open_data
 from pase_mtf.launch.files import RunFiles, write_outcome
 from pase_mtf.launch.flag_values import PIPELINE, ArmName
@@ -128,6 +128,8 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     Raises:
       PaseError: what a user can cause; its exit code says of which kind.
       KeyboardInterrupt: interrupted before anything was measured.
+      OSError: what it prints cannot be written any more; once there is something measured, it ends as with a signal
+        before.
     """
     options = plan.options
     data = open_data(options.data, models.get(options.model), plan.config, options.batch, options.seed)
@@ -142,13 +144,14 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
             return 0
         built, found = _build(run, found)
         files.write("config.json", plan.config_json())
-        history, unfinished = _train(run, found, built, interrupts)
-        _report(run, found, built, history)
+        with output_that_may_go() as output:
+            history, unfinished = _train(run, found, built, interrupts, output)
+            _report(run, found, built, history)
         for arm in built.arms:
             arm.close()
     if unfinished:
         raise unfinished
-    return _exit_code(plan, history, interrupts)
+    return _exit_code(plan, history, interrupts, output)
 
 
 def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStack) -> _Prepared:
@@ -295,7 +298,8 @@ def _build(run: _Prepared, found: _Found) -> tuple[_Built, _Found]:
     return _Built(tried.arms, tried.same, fed), dataclasses.replace(after, layout=layout)
 
 
-def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts) -> tuple[History, Exception | None]:
+def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts,
+           output: Output) -> tuple[History, Exception | None]:
     """Trains the arms side by side.
 
     Returns:
@@ -312,7 +316,8 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts)
             batches = built.data.batches(plan.first_step, ahead=BLOCK)
             history = train(
                 arms, batches, warmup=options.warmup, steps=options.steps,
-                first_step=plan.first_step, asked=lambda: interrupts.asked, insisted=lambda: interrupts.insisted,
+                first_step=plan.first_step, asked=lambda: interrupts.asked or output.lost is not None,
+                insisted=lambda: interrupts.insisted,
                 check=judge.check, look=watch.look,
                 # In a process among several the others would wait for it.
                 ends_with=(DataError,) if alone else (),
@@ -341,11 +346,15 @@ def _report(run: _Prepared, found: _Found, built: _Built, history: History) -> N
             print(f"note: {arm.name} ran {', '.join(arm.fallen)} on the CPU, which its GPUs have no kernel for")
 
 
-def _exit_code(plan: Plan, history: History, interrupts: Interrupts) -> int:
+def _exit_code(plan: Plan, history: History, interrupts: Interrupts, output: Output) -> int:
     if history.disagreement:
         print(f"error: {history.disagreement}", file=sys.stderr)
         return LOSSES_DISAGREE
     if history.diverged is not None:
         raise UsageError(f"--learning_rate={plan.options.learning_rate}: the loss of {plan.options.arms[0].name} is "
                          f"not finite at step {history.diverged}; take a smaller one")
-    return interrupts.answer() if history.interrupted else 0
+    if history.interrupted and interrupts.asked:
+        return interrupts.answer()
+    if output.lost is not None:
+        raise output.lost
+    return 0

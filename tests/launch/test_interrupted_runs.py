@@ -96,14 +96,19 @@ def test_a_signal_that_is_sent_twice_is_one_wish():
     assert interrupts.exit_code == 143
 
 
+def started(folder, preset, *flags, **streams):
+    """A run without end as a user starts it, which can be read from."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "pase_mtf.launch", "--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu",
+         "--machine=a100", "--steps=1000000", "--compare=none", f"--output_dir={folder}", *flags],
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **streams})
+
+
 @pytest.mark.parametrize(("number", "expected"), _SIGNALS)
 def test_a_signal_for_real(tmp_path, preset, number, expected):
     """The signal itself, to the process as a user starts it."""
     folder = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pase_mtf.launch", "--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu",
-         "--machine=a100", "--steps=1000000", "--compare=none", f"--output_dir={folder}"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = started(folder, preset)
     try:
         while process.poll() is None and not process.stdout.readline().startswith("step    10"):
             pass
@@ -118,6 +123,65 @@ def test_a_signal_for_real(tmp_path, preset, number, expected):
     assert summary["arms"]["search"]["measured_steps"] >= 8
     assert (folder / "report.html").exists()
     assert find_checkpoint(str(folder)).step == 1 + max(metrics(folder)) >= 11
+
+
+@pytest.mark.parametrize(("stderr", "number", "expected"), [
+    (subprocess.PIPE, None, 141), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        (subprocess.PIPE, signal.SIGINT, 130), (subprocess.STDOUT, None, 141),
+        (subprocess.STDOUT, signal.SIGINT, 130)))])
+def test_a_reader_that_goes_away_for_real(tmp_path, preset, stderr, number, expected):
+    """As `| head`, and as the `tee` of `| tee log` and `2>&1 | tee log` when Ctrl-C strikes."""
+    folder = tmp_path / "run"
+    process = started(folder, preset, stderr=stderr)
+    try:
+        while process.poll() is None and not process.stdout.readline().startswith("step    10"):
+            pass
+        process.stdout.close()
+        if number:
+            process.send_signal(number)
+        _, err = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    assert (process.returncode, err or "") == (expected, "")
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert (folder / "report.html").exists()
+    assert find_checkpoint(str(folder)).step == 1 + max(metrics(folder)) >= 11
+
+
+@pytest.fixture
+def broken():
+    """Kind -> an output that takes nothing."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    found = {"gone": writing, "full": os.open("/dev/full", os.O_WRONLY)}
+    yield found
+    for number in found.values():
+        os.close(number)
+
+
+@pytest.mark.parametrize(("kind", "signalled", "code", "line"), [
+    ("gone", False, 141, ""), ("gone", True, 143, ""),
+    ("full", False, 2, "error: disk full (while writing); free space or choose another place\n")])
+def test_an_output_that_takes_no_more_ends_a_run_as_a_signal_does(launch, monkeypatch, tmp_path, broken, kind,
+                                                                  signalled, code, line):
+    step, done = Arm.step, []
+
+    def breaking(self, batch, trace=False):
+        done.append(self.name)
+        if len(done) == 4:
+            os.dup2(broken[kind], output.fileno())
+            if signalled:
+                signal.raise_signal(signal.SIGTERM)
+        return step(self, batch, trace)
+    monkeypatch.setattr(Arm, "step", breaking)
+    with open(tmp_path / "log", "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        found, folder, _, err = launch("--compare=stock_data_parallel", "--steps=20")
+    assert (found, err) == (code, line)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["steps_done"]) == ("interrupted", find_checkpoint(str(folder)).step)
+    for arm in summary["arms"]:
+        assert list(metrics(folder, arm)) == list(range(summary["steps_done"]))
 
 
 def struck_process(folder, when, number, *arguments):
@@ -202,10 +266,7 @@ def test_sigterm_while_the_files_are_written(launch, monkeypatch):
 def test_killed_in_training(tmp_path, preset, launch):
     """kill -9: the next run goes on from the last checkpoint, with the losses that would have come."""
     folder = tmp_path / "killed"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pase_mtf.launch", "--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu",
-         "--machine=a100", "--steps=1000000", "--compare=none", "--checkpoint_every=4", f"--output_dir={folder}"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = started(folder, preset, "--checkpoint_every=4")
     try:
         while process.poll() is None and not process.stdout.readline().startswith("step    15"):
             pass
