@@ -145,12 +145,12 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         built, found = _build(run, found)
         files.write("config.json", plan.config_json())
         with output_that_may_go() as output:
-            history, unfinished = _train(run, found, built, interrupts, output)
+            history = _train(run, found, built, interrupts, output)
             _report(run, found, built, history)
         for arm in built.arms:
             arm.close()
-    if unfinished:
-        raise unfinished
+    if problem := history.stopped or history.unwritten:
+        raise problem
     return _exit_code(plan, history, interrupts, output)
 
 
@@ -298,13 +298,8 @@ def _build(run: _Prepared, found: _Found) -> tuple[_Built, _Found]:
     return _Built(tried.arms, tried.same, fed), dataclasses.replace(after, layout=layout)
 
 
-def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts,
-           output: Output) -> tuple[History, Exception | None]:
-    """Trains the arms side by side.
-
-    Returns:
-      What was measured, and why it ended early or the last checkpoint could not be written; None where neither is so.
-    """
+def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts, output: Output) -> History:
+    """Trains the arms side by side, and writes the checkpoints; returns what was measured."""
     plan, options, arms, alone = run.plan, run.plan.options, built.arms, run.board is None
     keeper = Keeper(run.files.path("checkpoint"), arms[0], built.data, run.graph.hash, microbatches=plan.microbatches,
                     recompute=plan.recomputed, first_step=plan.first_step, every=options.checkpoint_every, alone=alone)
@@ -325,9 +320,9 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts,
         if not history.measured:
             raise history.stopped or KeyboardInterrupt
         history.note = judge.note
-        keeps = options.checkpoint and not history.disagreement and history.diverged is None
-        unwritten = keeper.finish() if keeps else None
-        return history, history.stopped or unwritten
+        if options.checkpoint and not history.disagreement and history.diverged is None:
+            history.unwritten = keeper.finish()
+        return history
 
 
 def _report(run: _Prepared, found: _Found, built: _Built, history: History) -> None:

@@ -27,7 +27,7 @@ from pase_mtf.launch.reports.fitting import Fitting
 from pase_mtf.launch.reports.graph_picture import graph_picture
 from pase_mtf.launch.reports.page import report_html
 from pase_mtf.launch.reports.text import elsewhere_note, headline, orders_note, search_summary
-from pase_mtf.launch.run_folder import LOCK
+from pase_mtf.launch.run_folder import LOCK, NOT_KEPT
 from pase_mtf.launch.summary import ArmRow, Summary, arm_rows, summary_json
 from pase_mtf.launch.training import History, Record
 from pase_mtf.machine.machine import Machine
@@ -251,7 +251,8 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
     strategies = {name: strategy for name, strategy in chosen.items() if isinstance(strategy, Strategy)}
     main = next(iter(chosen.values()))
     status = ("search only" if not history.records else "losses disagree" if history.disagreement
-              else "diverged" if history.diverged is not None else "interrupted" if history.interrupted else "done")
+              else "diverged" if history.diverged is not None else "interrupted" if history.interrupted
+              else NOT_KEPT if history.unwritten else "done")
     for arm in arms:
         if arm.measured_bytes is not None and history.records.get(arm.name):
             files.memory(arm.name, history.records[arm.name][-1].step, arm.measured_bytes)

@@ -10,9 +10,9 @@ from typing import Any
 from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import read_json
 
-__all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "check_folder_taken_up", "check_new_folder",
-           "checkpoint_steps", "files_of_run", "has_checkpoint", "has_ended", "load_run_config", "names_in",
-           "steps_done"]
+__all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "NOT_KEPT", "check_folder_taken_up",
+           "check_new_folder", "checkpoint_steps", "files_of_run", "has_checkpoint", "has_ended", "load_run_config",
+           "names_in", "steps_done"]
 
 CONFIG_FORMAT = "pase_mtf.run"
 CONFIG_VERSION = 1
@@ -22,6 +22,9 @@ AUTO = "auto"
 
 MANIFEST = "checkpoint.json"
 """What tells of the files of a checkpoint, beside them."""
+
+NOT_KEPT = "not kept"
+"""Status of a run that has done its steps, and could not write its last checkpoint: what it trained is lost."""
 
 _PATTERN = "[\\"
 """What no path of a checkpoint may hold: TensorFlow writes there, and looks for a pattern when it reads."""
@@ -130,8 +133,9 @@ def has_checkpoint(folder: str) -> bool:
 
 
 def has_ended(folder: str) -> bool:
-    """Whether the last run in a folder has trained to an end of its own, and written down what came of it."""
-    return _summary(folder).get("status") not in (None, "interrupted", "search only")
+    """Whether the last run in a folder has trained to an end of its own, and written down what came of it, the last
+    checkpoint too where it was to write one."""
+    return _summary(folder).get("status") not in (None, "interrupted", "search only", NOT_KEPT)
 
 
 def steps_done(folder: str) -> int:

@@ -99,6 +99,7 @@ class History:
       diverged: a step at which the loss of the first arm is not finite.
       interrupted: somebody wanted the run to end (Ctrl-C, SIGTERM), or it had to.
       stopped: why it had to: data that cannot be read.
+      unwritten: why the last checkpoint could not be written.
       note: what looked wrong and was found to be right.
       slowness: how many times what prices say the machine took for known kernels, before the turns that count.
     """
@@ -109,6 +110,7 @@ class History:
     diverged: int | None = None
     interrupted: bool = False
     stopped: Exception | None = None
+    unwritten: Exception | None = None
     note: str | None = None
     slowness: list[float] = dataclasses.field(default_factory=list)
 

@@ -325,7 +325,7 @@ def test_a_full_disk_ends_no_training(launch, monkeypatch):
     assert code == 2
     assert [line.split(":")[0] for line in err.splitlines()] == ["warning", "warning", "error"]
     assert "no checkpoint at step 2: cannot write" in err
-    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
+    assert json.loads((folder / "summary.json").read_text())["status"] == "not kept"
     assert "measured ms" in out
 
 

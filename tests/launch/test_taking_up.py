@@ -10,9 +10,10 @@ import sys
 import pytest
 from cluster_runs import metrics
 
-from pase_mtf.errors import FormatError, MismatchError
+from pase_mtf.errors import FormatError, MismatchError, UsageError
 from pase_mtf.launch.__main__ import main
 from pase_mtf.launch.arms.arm import Arm
+from pase_mtf.launch.checkpoints import keeping
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 from pase_mtf.launch.cluster.launcher import options_after
 from pase_mtf.launch.command_line import parse_command_line
@@ -149,6 +150,29 @@ def test_done_is_what_has_come_as_far_as_asked(preset, crashing, tmp_path, capsy
     assert json.loads((folder / "summary.json").read_text())["steps_done"] >= 15
     assert main(longer) == 0
     assert "has done its" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kept", [0, 4])
+def test_a_run_whose_last_checkpoint_could_not_be_written_is_not_done(preset, tmp_path, capsys, monkeypatch, kept):
+    """Its disk was full: the same command trains anew what is lost, from the last checkpoint, or all of it."""
+    folder, save = tmp_path / "run", keeping.save_checkpoint
+    command = _command(preset, folder, "--checkpoint_every=4")
+
+    def full(place, how, *, step, **more):
+        if step != kept:
+            raise UsageError(f"cannot write {place}: No space left on device; free space or choose another place")
+        save(place, how, step=step, **more)
+    with monkeypatch.context() as patch:
+        patch.setattr(keeping, "save_checkpoint", full)
+        for _ in range(2):
+            assert main(command) == 2
+            out, err = capsys.readouterr()
+            assert "has done its" not in out
+            assert "No space left on device" in err.splitlines()[-1]
+    assert main(command) == 0
+    assert "has done its" not in capsys.readouterr().out
+    assert list(metrics(folder)) == list(range(7))
+    assert find_checkpoint(str(folder)).step == 7
 
 
 def test_a_run_that_has_ended_without_a_checkpoint_is_not_begun_again(preset, finished, tmp_path, capsys):
