@@ -321,7 +321,7 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts,
             raise history.stopped or KeyboardInterrupt
         history.note = judge.note
         if options.checkpoint and not history.disagreement and history.diverged is None:
-            history.unwritten = keeper.finish()
+            keeper.finish(history)
         return history
 
 
@@ -346,8 +346,11 @@ def _exit_code(plan: Plan, history: History, interrupts: Interrupts, output: Out
         print(f"error: {history.disagreement}", file=sys.stderr)
         return LOSSES_DISAGREE
     if history.diverged is not None:
-        raise UsageError(f"--learning_rate={plan.options.learning_rate}: the loss of {plan.options.arms[0].name} is "
-                         f"not finite at step {history.diverged}; take a smaller one")
+        rate, what = plan.options.learning_rate, f"the loss of {plan.options.arms[0].name} is not finite"
+        if rate is None:
+            raise UsageError(f"{what} at step {history.diverged} with the rates of {plan.options.optimizer} itself; "
+                             "give a --learning_rate, a small one, or another --optimizer")
+        raise UsageError(f"--learning_rate={rate}: {what} at step {history.diverged}; take a smaller one")
     if history.interrupted and interrupts.asked:
         return interrupts.answer()
     if output.lost is not None:

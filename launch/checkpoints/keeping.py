@@ -12,7 +12,7 @@ from typing import Protocol
 from pase_mtf.errors import DataError, UsageError
 from pase_mtf.launch.checkpoints.checkpoint import FileEntry, save_checkpoint
 from pase_mtf.launch.data import ORDER, Batch, Data
-from pase_mtf.launch.training import Record
+from pase_mtf.launch.training import History, Record
 
 __all__ = ["EVERY_SECONDS", "Keeper"]
 
@@ -75,21 +75,28 @@ class Keeper:
         due = (self._done % self._every == 0 if self._every else self._clock() - self._last >= EVERY_SECONDS)
         if due and self._finite:
             try:
-                self.write()
+                why = "" if self.write() else f"the loss of {self._arm.name} is not finite there"
             except UsageError as error:
-                print(f"warning: no checkpoint at step {self._done}: {error}", file=sys.stderr)
+                why = str(error)
+            if why:
+                print(f"warning: no checkpoint at step {self._done}: {why}", file=sys.stderr)
             self._last = self._clock()
 
-    def finish(self) -> UsageError | None:
-        """Writes the last checkpoint of a run; returns why it could not, as there is more to write."""
+    def finish(self, history: History) -> None:
+        """Writes the last checkpoint of a run; where there is none its history says why, as there is more to write."""
         try:
-            self.write()
+            written = self.write()
         except UsageError as error:
-            return error
-        return None
+            history.unwritten = error
+            return
+        if not written:
+            history.diverged = self._done if self._finite else self._done - 1
 
-    def write(self) -> None:
+    def write(self) -> bool:
         """Writes a checkpoint now; nothing of variables that have diverged, which would drive out an earlier one.
+
+        Returns:
+          Whether it was written.
 
         Raises:
           UsageError: it cannot be written.
@@ -97,6 +104,8 @@ class Keeper:
         loss: float | None = None
         with contextlib.suppress(*([DataError] if self._alone else [])):
             loss = self._arm.loss(next(self._data.batches(self._done)))
-        if self._finite and (loss is None or math.isfinite(loss)):
-            save_checkpoint(self._folder, self._arm.save, step=self._done, graph_hash=self._graph_hash, next_loss=loss,
-                            order=ORDER, microbatches=self._microbatches, recompute=self._recompute)
+        if not self._finite or not (loss is None or math.isfinite(loss)):
+            return False
+        save_checkpoint(self._folder, self._arm.save, step=self._done, graph_hash=self._graph_hash, next_loss=loss,
+                        order=ORDER, microbatches=self._microbatches, recompute=self._recompute)
+        return True

@@ -316,6 +316,20 @@ def test_a_loss_that_is_not_finite(launch):
     assert not (folder / "checkpoint").exists()
 
 
+@pytest.mark.parametrize(("optimizer", "says"), [
+    ("sgd", "--learning_rate=0.05: the loss of search is not finite at step 3; take a smaller one"),
+    ("adafactor", "the loss of search is not finite at step 3 with the rates of adafactor itself; give a "
+                  "--learning_rate, a small one, or another --optimizer")])
+def test_a_run_whose_last_update_drives_the_loss_away(launch, monkeypatch, optimizer, says):
+    """All its losses are finite, and the one after them is not: there is nothing to keep."""
+    monkeypatch.setattr(Arm, "loss", lambda self, batch: float("nan"))
+    code, folder, out, err = launch("--compare=none", f"--optimizer={optimizer}", "--steps=2")
+    assert (code, err) == (2, f"error: {says}\n")
+    assert json.loads((folder / "summary.json").read_text())["status"] == "diverged"
+    assert "measured ms" in out
+    assert not (folder / "checkpoint").exists()
+
+
 def test_a_full_disk_ends_no_training(launch, monkeypatch):
     """A checkpoint on the way that cannot be written is a line; the one at the end the error of the run."""
     def full(folder, save, **more):
