@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -59,8 +60,8 @@ class RunFiles:
         Args:
           folder: which must not exist, but where the run goes on.
           batch: examples per step, for the events; 0: they say nothing of examples.
-          goes_on_at: the folder is that of a run which goes on at this step: what it holds of later ones is removed.
-            None: a new run.
+          goes_on_at: the folder is that of a run which goes on at this step: `go_on` removes what it holds of later
+            ones. None: a new run.
 
         Raises:
           UsageError: it exists, or cannot be made.
@@ -77,8 +78,8 @@ class RunFiles:
                 self.keep()
                 self._hold()
                 self._goes_on_at = goes_on_at
-                self._forget_after(goes_on_at)
-            self._metrics = open(self.path("metrics.jsonl"), "ab", buffering=0)  # noqa: SIM115 - closed in close
+                forget_half_written(folder)
+            self._metrics = self._opened_metrics()
         except FileExistsError as error:
             raise UsageError(f"--output_dir={folder}: exists and is never overwritten; name a new one") from error
         except OSError as error:
@@ -103,6 +104,22 @@ class RunFiles:
         except (OSError, NotImplementedError):
             pass
 
+    def _opened_metrics(self) -> io.FileIO:
+        return open(self.path("metrics.jsonl"), "ab", buffering=0)  # closed on the end of this context
+
+    def go_on(self) -> None:
+        """Removes what the folder holds of the step at which the run goes on and of all later ones, which are made
+        anew. To be called once the run is about to begin with them: if it fails before, all is as it was.
+
+        Raises:
+          UsageError: it cannot be removed.
+        """
+        if self._goes_on_at is not None:
+            with self._plain_errors():
+                self._metrics.close()
+                self._forget_after(self._goes_on_at)
+                self._metrics = self._opened_metrics()
+
     def keep(self) -> None:
         """From here on the folder stays, whatever happens."""
         self._keep = True
@@ -121,13 +138,12 @@ class RunFiles:
             self._events(record)
 
     def _forget_after(self, step: int) -> None:
-        """Removes the metrics of a step and of all later ones, and the checkpoints after it: they are made anew."""
+        """Removes the metrics of a step and of all later ones, and the checkpoints after it."""
         path = self.path("metrics.jsonl")
         if os.path.exists(path):
             with open(path, encoding="utf-8", errors="replace") as file:
                 kept = [line for line in file if _step_of(line) < step]
             write_atomically(path, "".join(kept))
-        forget_half_written(self.folder)
         forget_checkpoints_after(self.path("checkpoint"), step)
 
     def _append(self, line: bytes) -> None:

@@ -45,7 +45,7 @@ class Judge:
     """
 
     def __init__(self, plan: Plan, chosen: Mapping[str, Chosen], arms: Sequence[Arm], data: Data,
-                 board: Board | None = None):
+                 board: Board | None = None, before: Sequence[float] = ()):
         """To be made before the first step.
 
         Args:
@@ -54,11 +54,11 @@ class Judge:
           arms: that are trained; the first one is what the others are compared with.
           data: what they are trained on.
           board: see Arm.
+          before: what `losses_before` has found.
         """
         self.note: str | None = None
         self._plan, self._chosen, self._arms, self._data = plan, chosen, arms, data
-        self._board = board
-        self._before = losses_before(plan)
+        self._board, self._before = board, before
         ours = [arm for arm in arms if arm.name in chosen]
         self._start: dict[str, np.ndarray] = dict(arms[0].values(up_to_date=False)) if len(ours) > 1 else {}
         self._settled = self._looked = False
@@ -124,7 +124,8 @@ class Judge:
 def losses_before(plan: Plan) -> list[float]:
     """The losses that the run which is resumed had from the checkpoint on: one at least where the checkpoint tells it.
 
-    They are those of the arm that was kept; how far they go depends on when the run was ended.
+    They are those of the arm that was kept; how far they go depends on when the run was ended. A run that goes on in
+    the same folder removes them there.
     """
     if plan.checkpoint is None or plan.options.resume is None:
         return []

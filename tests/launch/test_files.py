@@ -53,7 +53,8 @@ def test_one_run_at_a_time_in_a_folder(tmp_path):
         with pytest.raises(UsageError, match="another run is writing there"):
             RunFiles(folder, goes_on_at=2)
         assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
-    with RunFiles(folder, goes_on_at=2):
+    with RunFiles(folder, goes_on_at=2) as files:
+        files.go_on()
         assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
 
 
@@ -61,6 +62,24 @@ def test_where_nothing_can_be_locked(tmp_path, monkeypatch):
     monkeypatch.setattr("filelock.FileLock.acquire", lambda self: (_ for _ in ()).throw(NotImplementedError))
     with RunFiles(str(tmp_path / "run")) as files:
         files.metric(_RECORD)
+
+
+def test_what_a_run_does_anew_is_there_until_it_goes_on(tmp_path):
+    run = tmp_path / "run"
+    with RunFiles(str(run)) as files:
+        files.go_on()  # a new run: there is nothing
+        for step in (1, 2, 3):
+            files.metric(Record("search", step, 0.5, 0.02, True))
+    for step in (2, 4):
+        (run / "checkpoint" / f"step-{step}").mkdir(parents=True)
+    with RunFiles(str(run), goes_on_at=2) as files:
+        assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+        assert sorted(os.listdir(run / "checkpoint")) == ["step-2", "step-4"]
+        files.go_on()
+        files.metric(Record("search", 2, 0.25, 0.02, True))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == [(1, 0.5), (2, 0.25)]
+    assert os.listdir(run / "checkpoint") == ["step-2"]
 
 
 def test_events_of_steps_that_are_done_again_are_the_later_ones(tmp_path):

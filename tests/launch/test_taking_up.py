@@ -17,6 +17,7 @@ from pase_mtf.launch.checkpoints import keeping
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 from pase_mtf.launch.cluster.launcher import options_after
 from pase_mtf.launch.command_line import parse_command_line
+from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.plan import resolve
 
 
@@ -231,11 +232,18 @@ def test_a_summary_is_the_last_file_of_a_run(preset, tmp_path, monkeypatch):
     assert json.loads((folder / "summary.json").read_text())["status"] == "done"
 
 
-def test_what_does_not_go_on_in_a_folder_leaves_its_options(preset, finished, tmp_path, capsys, monkeypatch):
-    """Whatever the attempt asked for, the next one continues the run as that was."""
+def test_what_does_not_go_on_in_a_folder_leaves_it_as_it_is(preset, finished, tmp_path, capsys, monkeypatch):
+    """Whatever the attempt asked for, the next one continues the run as that was: its options, the steps after its
+    checkpoint, and a later one that could not be read just then."""
     run = tmp_path / "run"
     shutil.copytree(finished, run)
-    before = (run / "config.json").read_text()
+    shutil.copytree(run / "checkpoint" / "step-3", run / "checkpoint" / "step-5")  # which says that it is of step 3
+    _add_metric(run, 3, find_checkpoint(str(finished)).next_loss)
+
+    def held():
+        return [(run / name).read_text() for name in ("config.json", "metrics.jsonl")] + sorted(
+            os.listdir(run / "checkpoint"))
+    before = held()
 
     def refuses(*_, **__):
         raise MismatchError("of another graph")
@@ -243,9 +251,35 @@ def test_what_does_not_go_on_in_a_folder_leaves_its_options(preset, finished, tm
         patch.setattr("pase_mtf.launch.execution.find_strategies", refuses)
         assert main([f"--resume={run}", f"--output_dir={run}", "--microbatches=2", "--steps=3"]) == 5
     assert main([f"--resume={run}", f"--output_dir={run}", "--memory_limit=1B"]) in (3, 4)
-    assert (run / "config.json").read_text() == before
+    with monkeypatch.context() as patch:
+        patch.setattr("pase_mtf.launch.execution.build_arms", lambda *_: signal.raise_signal(signal.SIGTERM))
+        assert main([f"--resume={run}", f"--output_dir={run}", "--steps=3"]) == 143
+    assert held() == before
     assert main([f"--resume={run}", f"--output_dir={run}", "--steps=2"]) == 0
     assert json.loads((run / "config.json").read_text())["options"]["microbatches"] == "1"
+    assert list(metrics(run)) == list(range(6))
+    assert sorted(os.listdir(run / "checkpoint")) == ["step-3", "step-6"]
+
+
+def _add_metric(run, step, loss):
+    """As a run leaves it that goes on after its last checkpoint, and is killed."""
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": step, "arm": "search", "loss": loss, "ms": 1.0, "timed": True}) + "\n")
+
+
+def test_going_on_in_a_folder_compares_with_the_steps_that_it_does_anew(preset, finished, tmp_path, capsys,
+                                                                        monkeypatch):
+    """As going on elsewhere does: with all of them, not only with the one whose loss the checkpoint tells."""
+    asked = []
+    monkeypatch.setattr("pase_mtf.launch.execution.Judge", lambda *given: asked.append(given[-1]) or Judge(*given))
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    told = find_checkpoint(str(run)).next_loss
+    _add_metric(run, 3, told)
+    _add_metric(run, 4, 2.0 * told)
+    assert main([f"--resume={run}", f"--output_dir={run}", "--steps=2"]) == 0
+    assert asked == [[told, 2.0 * told]]
+    assert "note: losses differ at step 4: the run before" in capsys.readouterr().out
 
 
 def test_without_checkpoints_after_a_run_that_had_many(preset, tmp_path):
