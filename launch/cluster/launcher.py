@@ -11,6 +11,7 @@ import functools
 import math
 import os
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
-from pase_mtf.errors import ClusterError
+from pase_mtf.errors import ClusterError, PaseError
 from pase_mtf.interrupts import LAST_WISH, ONE_WISH, Interrupts
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint, forget_half_written
 from pase_mtf.launch.cluster.hosts import RemoteTask, is_cut_off, meet
@@ -140,7 +141,8 @@ def launch(resolve: Callable[[], Plan], member: Membership, interrupts: Interrup
       The exit code.
 
     Raises:
-      ClusterError: a process is missing, or was lost, and no restart is left.
+      ClusterError: a process is missing, or was lost, and no restart is left, or somebody wanted the run to end, which
+        had not written its files by then.
       FormatError: see `options_after`.
       KeyboardInterrupt: somebody wants it to end before it has begun.
       PaseError: what `resolve` raises.
@@ -163,9 +165,16 @@ def launch(resolve: Callable[[], Plan], member: Membership, interrupts: Interrup
 
 
 def _met(find: Callable[[], _T], member: Membership, interrupts: Interrupts) -> tuple[list[RemoteTask], _T]:
-    """The processes of other hosts, whose launchers come and wait meanwhile, and what was found out."""
+    """The processes of other hosts, whose launchers come and wait meanwhile, and what was found out.
+
+    Raises:
+      KeyboardInterrupt: somebody wants the run to end.
+    """
     if not member.tasks:
-        return [], find()
+        alone = find()
+        if interrupts.asked:  # which was only remembered
+            raise KeyboardInterrupt
+        return [], alone
     found: Future[_T] = Future()
 
     def run() -> None:
@@ -183,18 +192,23 @@ def _with_restarts(plan: Plan, member: Membership, others: list[RemoteTask], int
     while True:
         outcome = _attempt(plan, options, member.tasks, others, interrupts, network,
                            last=restarts == plan.options.max_restarts)
-        if outcome.fault is None or interrupts.exit_code is not None:
-            return outcome.exit_code if outcome.fault is None else interrupts.exit_code or outcome.exit_code
+        if outcome.fault is None or (outcome.fault.told and restarts == options.max_restarts):
+            return outcome.exit_code
+        if interrupts.asked:
+            raise ClusterError(f"{outcome.fault} when the run was to end; all processes were ended, and nothing was "
+                               "written after the last checkpoint")
         if restarts == options.max_restarts:
-            forget_half_written(options.output_dir)
-            if outcome.fault.told:
-                return outcome.exit_code
             raise ClusterError(f"{outcome.fault}; all processes were ended" + (
                 f", after {restarts} restart{'s' * (restarts > 1)}" if restarts else
                 "; --max_restarts=3 starts again from the last checkpoint"))
         restarts += 1
         again = functools.partial(_again, plan, str(outcome.fault), f"restart {restarts} of {options.max_restarts}")
-        others, options = _met(again, member, interrupts)
+        try:
+            others, options = _met(again, member, interrupts)
+        except KeyboardInterrupt:
+            print("interrupted before the run was started again; nothing was written after its last checkpoint",
+                  file=sys.stderr)
+            return interrupts.answer()
 
 
 def _again(plan: Plan, fault: str, which: str) -> ResolvedOptions:
@@ -220,10 +234,11 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], other
         outcome = watch([*here, *others], interrupts)
         if outcome.fault is not None and is_cut_off(others):
             outcome = outcome._replace(fault=Fault(0, f"({tasks[0]}) hears nothing of any other host: it is cut off"))
+        elif outcome.fault is not None and _is_wanted(outcome.fault, interrupts):
+            outcome = Outcome(interrupts.answer())
         told = {"end": outcome.exit_code}
         if outcome.fault is not None:
-            told = {"end": interrupts.exit_code or outcome.exit_code, "error": str(outcome.fault),
-                    "again": not last and not interrupts.asked}
+            told |= {"error": str(outcome.fault), "again": not last and not interrupts.asked}
         return outcome
     finally:
         for other in others:
@@ -231,14 +246,25 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], other
         cut_short = bool(here) and here[0].exit_code is None
         end_all(here)
         if cut_short:
-            _forget_unbegun(options)
+            _clear_up(options)
 
 
-def _forget_unbegun(options: ResolvedOptions) -> None:
-    """Takes away the folder of a run that was ended before its first step, as rank 0 does where it ends by itself."""
+def _is_wanted(fault: Fault, interrupts: Interrupts) -> bool:
+    """Whether a fault is what somebody wanted: the third signal of another host, or the first, which ends a process
+    that has not begun to take signals."""
+    number = (interrupts.exit_code or 128) - 128
+    return interrupts.wishes > LAST_WISH or (
+        number > 0 and fault.what.endswith(f"was killed by {signal.Signals(number).name}"))
+
+
+def _clear_up(options: ResolvedOptions) -> None:
+    """Takes away what rank 0 takes away where it ends by itself: the folder of a run that was ended before its first
+    step, and what it was writing. What cannot be removed now is when the run goes on."""
     metrics = os.path.join(options.output_dir, "metrics.jsonl")
     if not options.in_place and os.path.exists(metrics) and not os.path.getsize(metrics):
         shutil.rmtree(options.output_dir, ignore_errors=True)
+    with contextlib.suppress(OSError, PaseError):
+        forget_half_written(options.output_dir)
 
 
 def _membership(plan: Plan, tasks: tuple[str, ...], rank: int) -> Membership:

@@ -311,3 +311,62 @@ def test_servers_that_others_can_reach_are_told(monkeypatch, capfd, tasks, netwo
     monkeypatch.setattr(launcher, "_with_restarts", lambda *_: 0)
     assert launcher.launch(lambda: None, Membership(tasks, 0, 2, "cpu"), Interrupts()) == 0
     assert capfd.readouterr().err.splitlines() == notes
+
+
+@pytest.fixture
+def run_of_one(monkeypatch, tmp_path):
+    """A run whose rank 0 has begun to write a checkpoint when it has an outcome, and is ended; somebody has wanted it
+    to end with so many signals. Nothing is left of what rank 0 was writing."""
+    def run(outcome, wishes=0, restarts=0):
+        options = SimpleNamespace(output_dir=str(tmp_path), in_place=False, to_arguments=list, clients="one",
+                                  max_restarts=restarts)
+
+        def watched(*_):
+            (tmp_path / "checkpoint" / ".partial-abc").mkdir(parents=True)
+            (tmp_path / "checkpoint" / ".writing.lock").touch()
+            (tmp_path / "metrics.jsonl").write_text("{}\n")
+            return outcome
+        monkeypatch.setattr(launcher, "TaskProcess", lambda *_, **__: SimpleNamespace(exit_code=None))
+        monkeypatch.setattr(launcher, "end_all", lambda tasks: None)
+        monkeypatch.setattr(launcher, "watch", watched)
+        plan = SimpleNamespace(devices=SimpleNamespace(tasks=("a:1",), count=1, kind="cpu"), options=options)
+        moments = iter([0.0, 0.6, 1.2])
+        with Interrupts(lambda: next(moments)) as interrupts:
+            interrupts.hold()
+            for _ in range(wishes):
+                signal.raise_signal(signal.SIGTERM)
+            try:
+                return launcher._with_restarts(plan, Membership((), 0, 1, "cpu"), [], interrupts, None)
+            finally:
+                assert os.listdir(tmp_path / "checkpoint") == []
+    return run
+
+
+def test_a_fault_after_a_signal_is_told(run_of_one):
+    """Nothing of what was measured is written then: it did not end as it should."""
+    with pytest.raises(ClusterError, match=r"^rank 1 was killed by SIGKILL when the run was to end; all processes were "
+                                           "ended, and nothing was written after the last checkpoint$"):
+        run_of_one(Outcome(7, Fault(1, "was killed by SIGKILL")), wishes=1, restarts=3)
+
+
+@pytest.mark.parametrize(("outcome", "wishes"), [
+    (Outcome(7, Fault(0, "was killed by SIGTERM")), 1), (Outcome(7, Fault(1, "(b:1) was killed by SIGTERM")), 1),
+    (Outcome(143), 3), (Outcome(7, Fault(1, "(b:1) closed its connection")), 3)])
+def test_a_fault_that_is_the_signal_itself_is_none(run_of_one, outcome, wishes):
+    assert run_of_one(outcome, wishes) == 143
+
+
+def test_what_rank_0_was_writing_is_removed_when_no_restart_is_left(run_of_one):
+    with pytest.raises(ClusterError, match="was stopped; all processes were ended; --max_restarts=3"):
+        run_of_one(Outcome(7, Fault(0, "was stopped")))
+
+
+def test_a_signal_before_a_run_is_started_again(run_of_one, monkeypatch, capsys):
+    """What was measured before the fault is there: it is not said that nothing was."""
+    def taking_long(plan):
+        signal.raise_signal(signal.SIGTERM)
+        return SimpleNamespace(resume=plan.options.output_dir)
+    monkeypatch.setattr(launcher, "options_after", taking_long)
+    assert run_of_one(Outcome(7, Fault(1, "was killed by SIGKILL")), restarts=1) == 143
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "interrupted before the run was started again; nothing was written after its last checkpoint"]
