@@ -44,6 +44,15 @@ def processes(mark: str, what: str = "") -> list[int]:
     return found
 
 
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, which has not ended."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 class Listening(NamedTuple):
     """A TCP socket that listens.
 

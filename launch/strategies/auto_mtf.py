@@ -3,7 +3,7 @@
 It looks for the layout of least memory by integer programming. It wants ortools (`pip install 'pase_mtf[auto_mtf]'`),
 which has to be loaded before TensorFlow (`compat` does so), and it runs in a process of its own, which can be stopped:
 
-    python -m pase_mtf.launch.strategies.auto_mtf PROGRAM.json
+    python -m pase_mtf.launch.strategies.auto_mtf '{"model": "alexnet", "config": {...}, "batch": 32, ...}'
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ import dataclasses
 import importlib
 import json
 import os
-import pathlib
 import subprocess
 import sys
-import tempfile
 from typing import TYPE_CHECKING
 
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.files import write_atomically
-from pase_mtf.models.presets import ModelConfig
+from pase_mtf.launch.cluster.membership import end_with_launcher
+from pase_mtf.models.presets import ModelConfig, config_of
 
 if TYPE_CHECKING:  # loads TensorFlow
     from pase_mtf.compat import mtf
@@ -56,17 +54,17 @@ def auto_mtf_layout(model: str, config: ModelConfig, batch: int, optimizer: str,
     Raises:
       InfeasibleError: no answer in time, or it failed.
     """
-    sizes = dataclasses.asdict(config)
-    sizes.pop("preset", None)
-    with tempfile.TemporaryDirectory(prefix="pase_mtf-auto_mtf-") as folder:
-        path = os.path.join(folder, "program.json")
-        write_atomically(path, json.dumps({"model": model, "config": sizes, "batch": batch, "optimizer": optimizer,
-                                           "mesh": mesh}))
-        try:
-            done = subprocess.run([sys.executable, "-m", "pase_mtf.launch.strategies.auto_mtf", path],
-                                  capture_output=True, text=True, timeout=limit, check=False)
-        except subprocess.TimeoutExpired:
-            raise InfeasibleError(f"arm auto_mtf: no answer after {limit:.0f} s; leave it out") from None
+    asked = json.dumps({"model": model, "config": dataclasses.asdict(config), "batch": batch, "optimizer": optimizer,
+                        "mesh": mesh})
+    theirs, ours = os.pipe()  # ours is closed with this process, however that ends
+    try:
+        done = subprocess.run([sys.executable, "-m", "pase_mtf.launch.strategies.auto_mtf", asked], stdin=theirs,
+                              capture_output=True, text=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        raise InfeasibleError(f"arm auto_mtf: no answer after {limit:.0f} s; leave it out") from None
+    finally:
+        os.close(theirs)
+        os.close(ours)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise InfeasibleError(f"arm auto_mtf: it failed ({last[:200]}); leave it out")
@@ -91,19 +89,18 @@ def _make_names_unique(graph: mtf.Graph) -> None:
             tensor._name = f"{name}:{place}"
 
 
-def _main(path: str) -> None:
+def _main(text: str) -> None:
+    end_with_launcher(lambda: os._exit(1))
     # These load TensorFlow.
     from pase_mtf import models
     from pase_mtf.compat import mtf, tf
     from pase_mtf.launch.arms.program import build_program
     auto_mtf = importlib.import_module("mesh_tensorflow.auto_mtf")
 
-    asked = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-    sizes = os.path.join(os.path.dirname(path), "config.json")
-    write_atomically(sizes, json.dumps(asked["config"]))
-    config = models.load_config(asked["model"], sizes)
+    asked = json.loads(text)
     with tf.Graph().as_default():
-        program = build_program(models.get(asked["model"]), config, asked["batch"], asked["optimizer"], 1e-3, 0)
+        program = build_program(models.get(asked["model"]), config_of(asked["model"], asked["config"]), asked["batch"],
+                                asked["optimizer"], 1e-3, 0)
         mesh = mtf.Shape([mtf.Dimension(axis, size) for axis, size in asked["mesh"]])
         _make_names_unique(program.graph)
         rules = auto_mtf.layout(program.graph, mesh, [program.loss])

@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from cluster_runs import is_running
 
 from pase_mtf import runtime
 from pase_mtf.errors import ClusterError
@@ -45,14 +46,6 @@ def _pid(task):
     return task._process.pid
 
 
-def _is_running(pid):
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize(("rank", "number", "what"), [
     (1, signal.SIGKILL, "was killed by SIGKILL"),
     (0, signal.SIGKILL, "was killed by SIGKILL"),
@@ -66,7 +59,7 @@ def test_a_lost_process_is_found_and_named(start, rank, number, what):
     assert outcome.fault.rank == rank
     assert outcome.fault.what.startswith(what)
     end_all(tasks)
-    assert not any(map(_is_running, map(_pid, tasks)))
+    assert not any(map(is_running, map(_pid, tasks)))
 
 
 def test_one_that_was_stopped_and_continued_is_no_fault(start):
@@ -165,7 +158,7 @@ def counting(start, tmp_path):
     def run(ends_at):
         tasks = start(_COUNTS_SIGNALS.format(path=str(file), ends_at=ends_at), _WAIT)
         while not file.exists():
-            assert _is_running(_pid(tasks[0]))
+            assert is_running(_pid(tasks[0]))
             time.sleep(0.01)
         return tasks, lambda: list(map(float, file.read_text().split()))
     return run
@@ -214,7 +207,7 @@ def test_one_that_does_not_let_go_is_killed(start):
     tasks = start(_WAIT, _WAIT_FOR_EVER)
     os.kill(_pid(tasks[0]), signal.SIGSTOP)
     end_all(tasks, grace=0.2)
-    assert not any(map(_is_running, map(_pid, tasks)))
+    assert not any(map(is_running, map(_pid, tasks)))
 
 
 def test_one_that_is_stopped_is_not_waited_for(start):
@@ -226,7 +219,7 @@ def test_one_that_is_stopped_is_not_waited_for(start):
     end_all(tasks)
     assert time.monotonic() - begin < 3.0
     assert tasks[0].exit_code == 0
-    assert not any(map(_is_running, map(_pid, tasks)))
+    assert not any(map(is_running, map(_pid, tasks)))
 
 
 def test_no_process_outlives_a_launcher_that_is_killed(tmp_path):
@@ -246,9 +239,9 @@ def test_no_process_outlives_a_launcher_that_is_killed(tmp_path):
         launcher.kill()
         launcher.wait()
     deadline = time.monotonic() + 30
-    while any(map(_is_running, pids)) and time.monotonic() < deadline:
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(map(_is_running, pids))
+    assert not any(map(is_running, pids))
 
 
 def test_proxies_are_not_for_the_processes_of_a_run(start, monkeypatch, capfd):

@@ -1,8 +1,14 @@
 """The arm of Mesh-TF's own layout optimiser."""
 
 import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
+from cluster_runs import is_running
 from small_graphs import perceptron
 
 from pase_mtf import models
@@ -39,6 +45,42 @@ def test_without_ortools(monkeypatch):
     found = finding.find_strategies(plan, perceptron(), Machine.load("h100"))
     assert list(found.strategies) == ["search"]
     assert found.left_out["auto_mtf"].startswith("mesh_tensorflow.auto_mtf needs ortools; pip install")
+
+
+def test_it_does_not_outlive_a_command_that_is_killed(tmp_path):
+    """Nor does a file; it would go on for minutes: here, with its import of TensorFlow."""
+    told, temporary = tmp_path / "pid", tmp_path / "tmp"
+    temporary.mkdir()
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        "def stay(event, details):\n"
+        "    if event == 'import' and str(details[0]).startswith('tensorflow'):\n"
+        f"        with open({str(told)!r} + '.new', 'w') as file:\n"
+        "            file.write(str(os.getpid()))\n"
+        f"        os.replace(file.name, {str(told)!r})\n"
+        "        time.sleep(1000)\n"
+        "sys.addaudithook(stay)\n")
+    command = ("from pase_mtf import models; from pase_mtf.launch.strategies import auto_mtf\n"
+               "auto_mtf.auto_mtf_layout('alexnet', models.load_config('alexnet', 'tiny'), 16, 'sgd', (('all', 2),))")
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen([sys.executable, "-c", command],
+                               env={**os.environ, "PYTHONPATH": paths, "TMPDIR": str(temporary)})
+    try:
+        while not told.exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    pid = int(told.read_text())
+    assert pid != process.pid
+    deadline = time.monotonic() + 10
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if outlives := is_running(pid):
+        os.kill(pid, signal.SIGKILL)
+    assert not outlives
+    assert os.listdir(temporary) == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ortools") is None, reason="ortools is not installed")
