@@ -350,7 +350,8 @@ def _report(run: _Prepared, found: _Found, built: _Built, history: History) -> N
 
 def _exit_code(plan: Plan, history: History, interrupts: Interrupts, output: Output) -> int:
     if history.disagreement:
-        print(f"error: {history.disagreement}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # the code tells it, too
+            print(f"error: {history.disagreement}", file=sys.stderr)
         return LOSSES_DISAGREE
     if history.diverged is not None:
         rate, what = plan.options.learning_rate, f"the loss of {plan.options.arms[0].name} is not finite"

@@ -162,8 +162,9 @@ def end_all(processes: Sequence[TaskProcess], grace: float = 5.0) -> None:
 
 def _relay(lines: IO[bytes], rank: int) -> None:
     for line in lines:
-        sys.stderr.write(f"[rank {rank}] {line.decode(errors='replace').rstrip()}\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # nobody reads it; the process must not wait for somebody who does
+            sys.stderr.write(f"[rank {rank}] {line.decode(errors='replace').rstrip()}\n")
+            sys.stderr.flush()
 
 
 def _signal_name(number: int) -> str:

@@ -14,6 +14,7 @@ from cluster_runs import is_running
 
 from pase_mtf import runtime
 from pase_mtf.errors import ClusterError
+from pase_mtf.exit_codes import let_go
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.cluster import launcher, process
 from pase_mtf.launch.cluster.launcher import Fault, Outcome, local_addresses, watch
@@ -242,6 +243,20 @@ def test_no_process_outlives_a_launcher_that_is_killed(tmp_path):
     while any(map(is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(is_running, pids))
+
+
+def test_a_process_does_not_wait_for_somebody_who_reads_what_it_says(start, monkeypatch):
+    """More of it than a pipe holds."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(os.devnull, "w") as gone:
+        os.dup2(writing, gone.fileno())
+        os.close(writing)
+        monkeypatch.setattr(sys, "stderr", gone)
+        tasks = start("for _ in range(10000): print('x' * 100)")
+        tasks[0].wait(30)
+        let_go(gone)
+    assert tasks[0].exit_code == 0
 
 
 def test_proxies_are_not_for_the_processes_of_a_run(start, monkeypatch, capfd):
