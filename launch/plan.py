@@ -117,12 +117,9 @@ def _devices(options: Options) -> Devices:
       UsageError: they are not there.
     """
     count, flag, member = options.mesh_flag.devices, options.cluster_flag, Membership.of_environment()
-    if flag is not None and options.clients == "ranks" and count != flag.processes and choose_devices(
-            options.devices, count // flag.processes).kind == "gpu":
-        raise UsageError(f"--clients=ranks --mesh={options.mesh}: NCCL takes one GPU per process, and there are "
-                         f"{flag.processes} processes; take --mesh={flag.processes}, or --clients=one")
     if member is not None:
-        mine = choose_devices(options.devices, count // len(member.tasks))
+        # Of the kind that is there for all: here may be GPUs for this process, and not for the others.
+        mine = choose_devices(member.kind, count // len(member.tasks))
         return Devices.over_tasks(count, mine.kind, member.tasks, mine.models,
                                   member.rank if member.clients == "ranks" else None)
     if flag is None:
@@ -130,6 +127,9 @@ def _devices(options: Options) -> Devices:
     each = count // flag.processes
     seen = len(processes_here(flag.tasks, flag.rank or 0, each)) if flag.tasks else 1
     here = choose_devices(options.devices, count if flag.kind == "local" else each * seen)
+    if options.clients == "ranks" and each > 1 and here.kind == "gpu":
+        raise UsageError(f"--clients=ranks --mesh={options.mesh}: NCCL takes one GPU per process, and there are "
+                         f"{flag.processes} processes; take --mesh={flag.processes}, or --clients=one")
     tasks = flag.tasks or tuple(f"127.0.0.1:{rank}" for rank in range(flag.processes))
     return Devices.over_tasks(count, here.kind, tasks, here.models)
 

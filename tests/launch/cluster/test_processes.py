@@ -13,7 +13,7 @@ import pytest
 from cluster_runs import is_running
 
 from pase_mtf import runtime
-from pase_mtf.errors import ClusterError
+from pase_mtf.errors import ClusterError, UsageError
 from pase_mtf.exit_codes import let_go
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.cluster import launcher, process
@@ -21,7 +21,7 @@ from pase_mtf.launch.cluster.launcher import Fault, Outcome, local_addresses, wa
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import TaskProcess, end_all
 from pase_mtf.launch.options import Options
-from pase_mtf.launch.plan import member_of
+from pase_mtf.launch.plan import member_of, resolve
 
 _WAIT = "import sys; sys.stdin.read()"
 _WAIT_FOR_EVER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"
@@ -305,6 +305,31 @@ def test_all_processes_of_a_host_need_gpus(monkeypatch, present, kind):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     options = Options(model="alexnet", mesh="4", cluster="a:1,a:2", task=1)
     assert member_of(options) == Membership(("a:1", "a:2"), 1, 4, kind)
+
+
+@pytest.mark.parametrize(("present", "kind"), [(4, "gpu"), (2, "cpu")])
+def test_rank_0_has_devices_of_the_kind_that_its_launcher_has_chosen(monkeypatch, present, kind):
+    """Also where there are GPUs for one process, and not for all."""
+    monkeypatch.setattr(runtime, "gpu_names", lambda: ["A100"] * present)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    options = Options(model="alexnet", mesh="4", cluster="a:1,a:2", task=0, machine="h100")
+    for name, value in member_of(options).environment.items():
+        monkeypatch.setenv(name, value)
+    devices = resolve(options).devices
+    assert (devices.kind, devices.count, devices.tasks) == (kind, 4, ("a:1", "a:2"))
+
+
+@pytest.mark.parametrize("cluster", ["local:2", "a:1,a:2"])
+def test_one_gpu_per_process_is_asked_for_where_they_are_gpus(monkeypatch, cluster):
+    """Not where there are too few for all, and CPUs are taken."""
+    present = 4
+    monkeypatch.setattr(runtime, "gpu_names", lambda: ["A100"] * present)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    options = Options(model="alexnet", mesh="8", cluster=cluster, task=0 if ":1" in cluster else None, clients="ranks")
+    assert member_of(options).kind == "cpu"
+    present = 8
+    with pytest.raises(UsageError, match="NCCL takes one GPU per process, and there are 2 processes; take --mesh=2"):
+        member_of(options)
 
 
 @pytest.mark.parametrize(("tasks", "network", "notes"), [
