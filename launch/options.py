@@ -30,6 +30,7 @@ from pase_mtf.launch.run_folder import (
     CONFIG_VERSION,
     check_folder_taken_up,
     check_new_folder,
+    check_no_training,
 )
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.checks import DTYPES
@@ -172,6 +173,8 @@ class Options:
             check_folder_taken_up(self.output_dir)
         elif not self.in_place:
             check_new_folder(self.output_dir)
+        if self.search_only and self.in_place:
+            check_no_training(self.output_dir)
 
     def check_values(self) -> None:
         """`check`, of a command that writes no files of a run.

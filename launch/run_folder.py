@@ -11,7 +11,8 @@ from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import read_json
 
 __all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "NOT_KEPT", "check_folder_taken_up",
-           "check_new_folder", "checkpoint_steps", "files_of_run", "has_checkpoint", "has_ended", "load_run_config",
+           "check_new_folder", "check_no_training", "checkpoint_steps", "files_of_run", "has_checkpoint", "has_ended",
+           "load_run_config",
            "names_in", "steps_done"]
 
 CONFIG_FORMAT = "pase_mtf.run"
@@ -34,7 +35,8 @@ _SUMMARY = "summary.json"
 LOCK = ".running.lock"
 """What a run holds as long as it writes there."""
 
-_BEFORE_THAT = ("metrics.jsonl", LOCK)
+_METRICS = "metrics.jsonl"
+_BEFORE_THAT = (_METRICS, LOCK)
 """What a run may have made before it wrote its configuration."""
 
 
@@ -96,6 +98,18 @@ def check_folder_taken_up(path: str | None) -> None:
                              "run to go on with; name another")
     else:
         load_run_config(path)
+
+
+def check_no_training(path: str | None) -> None:
+    """Raises UsageError where a folder holds a training, whose files a search alone would replace by its own."""
+    if path and (has_checkpoint(path) or _has_steps(path)):
+        raise UsageError(f"--search_only: {path} holds a training; give another --output_dir")
+
+
+def _has_steps(folder: str) -> bool:
+    """Whether a run has trained in a folder, and told of a step."""
+    metrics = os.path.join(folder, _METRICS)
+    return os.path.isfile(metrics) and os.path.getsize(metrics) > 0
 
 
 def names_in(folder: str) -> list[str]:

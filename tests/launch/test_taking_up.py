@@ -297,6 +297,20 @@ def test_a_search_alone_may_be_done_again_and_trained_from(preset, tmp_path):
     assert json.loads((folder / "summary.json").read_text())["status"] == "done"
 
 
+def test_a_search_alone_takes_no_folder_of_a_training(preset, finished, tmp_path, capsys):
+    """Whose summary it would replace by one without a measurement: neither after checkpoints, nor after steps alone."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    for _ in range(2):
+        held = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        for command in ([f"--resume={run}", f"--output_dir={run}"], _command(preset, run)):
+            assert main([*command, "--search_only"]) == 2
+            assert capsys.readouterr() == (
+                "", f"error: --search_only: {run} holds a training; give another --output_dir\n")
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == held
+        shutil.rmtree(run / "checkpoint", ignore_errors=True)
+
+
 @pytest.mark.parametrize(("name", "value"), [("mesh", 8), ("batch", "64"), ("learning_rate", "0.1"), ("compare", None)])
 def test_options_that_were_edited_by_hand(finished, tmp_path, capsys, name, value):
     run = tmp_path / "run"
