@@ -20,7 +20,7 @@ from pase_mtf.launch.flag_values import PIPELINE
 from pase_mtf.launch.options import Options, ResolvedOptions, run_config
 from pase_mtf.launch.possible import check_trained_pipeline
 from pase_mtf.launch.resumption import contradiction
-from pase_mtf.launch.run_folder import AUTO, has_checkpoint, has_ended, load_run_config, steps_done
+from pase_mtf.launch.run_folder import AUTO, has_checkpoint, has_ended, has_results, load_run_config, steps_done
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.presets import ModelConfig
 from pase_mtf.runtime import Devices, choose_devices
@@ -168,23 +168,38 @@ def _taken_up(options: Options) -> tuple[Options, CheckpointInfo | None, int]:
 
     Raises:
       FormatError: there is no whole checkpoint where there is to be one.
-      UsageError: a run has ended there that is not the one that is asked for, and there is none.
     """
     if options.resume != AUTO:
         return options, find_checkpoint(options.resume) if options.resume else None, 0
     folder, steps = options.output_dir, options.warmup + options.steps
     if folder is None or not has_checkpoint(folder):
-        if folder is None or (options.cluster_flag and options.cluster_flag.rank) or not has_ended(folder):
-            return options, None, 0
-        # The same command again, as of a scheduler, has succeeded: what it was to do is done, whatever of it was kept.
-        done = steps_done(folder)
-        if done >= steps and contradiction(options, load_run_config(folder)["options"]) is None:
-            return options, None, done
-        raise UsageError(f"--output_dir={folder}: holds a run that has ended, and no checkpoint to go on with; name "
-                         "another, or remove it")
+        return options, None, 0
     checkpoint = find_checkpoint(folder)
     left, done = steps - checkpoint.step, steps_done(folder)
     return options.going_on(folder, left), checkpoint, done if left <= 0 and done >= steps else 0
+
+
+def _done_before(options: ResolvedOptions) -> int:
+    """How many steps a run has done that has ended in the folder where --resume=auto found no checkpoint: all that are
+    asked for, whatever of it was kept, as where a scheduler starts the same command again; 0: one is to begin there.
+
+    Raises:
+      UsageError: another training lies there, or it has ended, and did fewer steps.
+    """
+    folder = options.output_dir
+    if options.resume != AUTO or (options.cluster_flag and options.cluster_flag.rank) or not has_results(folder):
+        return 0
+    other = contradiction(options, load_run_config(folder)["options"])
+    if has_ended(folder):
+        done = steps_done(folder)
+        if done >= options.warmup + options.steps and other is None:
+            return done
+        raise UsageError(f"--output_dir={folder}: holds a run that has ended, and no checkpoint to go on with; name "
+                         "another, or remove it")
+    if other is not None:
+        raise UsageError(f"--output_dir={folder}: holds a run with {other}, and no checkpoint to go on with; name "
+                         "another, or remove it")
+    return 0
 
 
 def resolve(options: Options) -> Plan:
@@ -195,7 +210,8 @@ def resolve(options: Options) -> Plan:
 
     Raises:
       UsageError: an unknown model, preset or machine; devices that are not there; a batch that does not split; a model
-        that cannot be computed in microbatches, or in stages, where it is to be.
+        that cannot be computed in microbatches, or in stages, where it is to be; a folder in which another training
+        lies, or one that has ended.
       DataError: data that is missing, malformed or does not fit the model.
       FormatError: a strategy, pipeline, checkpoint or machine file that is truncated or foreign.
     """
@@ -228,6 +244,7 @@ def resolve(options: Options) -> Plan:
                          f"there, and give --seed={config.seed}")
     config = dataclasses.replace(config, seed=options.seed)
     resolved = options.resolved(config, preset)
+    done = done or _done_before(resolved)
     check_trained_pipeline(resolved, config)
     if options.data is not None:
         check_data(options.data, config)

@@ -9,9 +9,9 @@ from typing import Any, get_type_hints
 
 from typing_extensions import TypedDict
 
-from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import check_schema
-from pase_mtf.launch.options import Options
+from pase_mtf.launch.options import Options, ResolvedOptions
 from pase_mtf.launch.run_folder import AUTO, has_checkpoint, load_run_config
 
 __all__ = ["contradiction", "resumed"]
@@ -63,8 +63,10 @@ def resumed(options: Options, given: set[str]) -> Options:
         raise FormatError(f"{folder}/config.json: lacks {error}; it is truncated or foreign") from error
 
 
-def contradiction(options: Options, earlier: Mapping[str, Any]) -> str | None:
-    """A flag in which an earlier run, with these options, was another training than the one that is asked for; None
-    where there is none that both tell."""
-    return next((name for name in _TRAINING if name in earlier and getattr(options, name) not in (
-        earlier[name], getattr(Options, name, None))), None)
+def contradiction(options: ResolvedOptions, earlier: Mapping[str, Any]) -> str | None:
+    """In what an earlier run, with these options, was another training than the one that is asked for: the flag as it
+    was then; None where that is so in nothing that both tell."""
+    for name in _TRAINING:
+        if name in earlier and getattr(options, name) != earlier[name]:
+            return f"no --{name}" if earlier[name] is None else f"--{name}={shortened(earlier[name], quoted=False)}"
+    return None

@@ -12,8 +12,7 @@ from pase_mtf.files import read_json
 
 __all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "NOT_KEPT", "check_folder_taken_up",
            "check_new_folder", "check_no_training", "checkpoint_steps", "files_of_run", "has_checkpoint", "has_ended",
-           "load_run_config",
-           "names_in", "steps_done"]
+           "has_results", "load_run_config", "names_in", "steps_done"]
 
 CONFIG_FORMAT = "pase_mtf.run"
 CONFIG_VERSION = 1
@@ -144,6 +143,12 @@ def has_checkpoint(folder: str) -> bool:
     """
     inside = os.path.join(folder, "checkpoint")
     return bool(checkpoint_steps(inside)) or MANIFEST in names_in(inside)  # the latter of version 1
+
+
+def has_results(folder: str) -> bool:
+    """Whether a run in this folder has left what another one would replace: steps of a training, or what came of it."""
+    summary, config = files_of_run(folder)
+    return os.path.isfile(config) and (_has_steps(folder) or os.path.exists(summary))
 
 
 def has_ended(folder: str) -> bool:

@@ -197,6 +197,36 @@ def test_a_run_that_has_ended_without_a_checkpoint_is_not_begun_again(preset, fi
     assert "has done" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("left_by", ["--nocheckpoint", "--search_only"])
+def test_another_training_is_not_begun_in_the_place_of_one_without_a_checkpoint(preset, crashing, tmp_path, capsys,
+                                                                                left_by):
+    """Of its metrics, its strategy and its summary nothing would be left; what is not said counts, too."""
+    folder = tmp_path / "run"
+    command = [*_command(preset, folder), "--seed=3", left_by]
+    if left_by == "--search_only":
+        assert main(command) == 0
+    else:
+        crashing(command, 2)
+    capsys.readouterr()
+    held = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for others, told in (([], "--seed=3"), (["--seed=0"], "--seed=3"), (["--seed=3", "--batch=4"], "--batch=8"),
+                         (["--seed=3", f"--data={tmp_path}"], "no --data")):
+        assert main([*_command(preset, folder), *others]) == 2
+        assert capsys.readouterr() == ("", f"error: --output_dir={folder}: holds a run with {told}, and no checkpoint "
+                                           "to go on with; name another, or remove it\n")
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == held
+    assert resolve(parse_command_line([*_command(preset, folder), "--seed=3"])).first_step == 0
+
+
+def test_a_run_that_left_nothing_leaves_the_folder_to_others(preset, crashing, tmp_path):
+    """Who mends a flag that no strategy was found with has no other folder to name."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    crashing([*_command(preset, folder), "--seed=3"], 0)
+    assert (folder / "config.json").exists()
+    assert resolve(parse_command_line(_command(preset, folder))).options.seed == 0
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_steps_of_a_run_of_an_earlier_version_are_those_that_it_was_to_do(preset, finished, tmp_path, capsys, kept):
     """Those before it too, with checkpoints and without."""
