@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -202,6 +203,34 @@ def _done_before(options: ResolvedOptions) -> int:
     return 0
 
 
+def _check_arms(options: Options) -> None:
+    """Whether there can be the arms that are named, and the files of those that are files.
+
+    Raises:
+      UsageError: the updates of weights are to be split, and are no layers.
+      FormatError: a strategy or pipeline file that is truncated or foreign.
+    """
+    for arm in options.arms:
+        if arm.method == "zero" and not options.sharded_updates:
+            raise UsageError("arm zero: splits the updates of weights, which are no layers of their own; add "
+                             "--sharded_updates, or leave the arm out")
+        if arm.method == "file":
+            from pase_mtf.strategy import strategy  # loads numba: only where there is a file to check
+            read_json(arm.argument, strategy.FORMAT, strategy.VERSION)
+        if arm.method == PIPELINE and arm.argument:
+            from pase_mtf.pipeline.pipeline import Pipeline  # as above
+            Pipeline.load(arm.argument)
+
+
+def _if_missing(flag: str, value: str, earlier: Mapping[str, Any]) -> str | None:
+    """What to do where the file that a flag names is not there, and a run is resumed, with these options; None: none
+    is."""
+    if not earlier:
+        return None
+    return (f"it was that of the run that is resumed; give --{flag}=where it is now" if value == earlier.get(flag) else
+            "check the path")
+
+
 def resolve(options: Options) -> Plan:
     """Fills in the defaults and checks all that can be checked without building anything.
 
@@ -219,25 +248,19 @@ def resolve(options: Options) -> Plan:
     known = models.presets(model)
     mesh = options.mesh_flag
     options, checkpoint, done = _taken_up(options)
+    earlier = load_run_config(options.resume)["options"] if checkpoint and options.resume else {}
     kernels = SavedKernels(options.machine, mesh.devices) if is_kernel_file(options.machine) else None
     machine = None if options.machine == LOCAL or kernels else Machine.load(options.machine)
     if machine:
         machine.check_devices(mesh.devices)
-    for arm in options.arms:
-        if arm.method == "zero" and not options.sharded_updates:
-            raise UsageError("arm zero: splits the updates of weights, which are no layers of their own; add "
-                             "--sharded_updates, or leave the arm out")
-        if arm.method == "file":
-            from pase_mtf.strategy import strategy  # loads numba: only where there is a file to check
-            read_json(arm.argument, strategy.FORMAT, strategy.VERSION)
-        if arm.method == PIPELINE and arm.argument:
-            from pase_mtf.pipeline.pipeline import Pipeline  # as above
-            Pipeline.load(arm.argument)
+    _check_arms(options)
     if options.data is not None:
         from pase_mtf.launch.data import check_data  # numpy and what reads images: only where there are any
     devices = _devices(options)
     options = dataclasses.replace(options, prices=_prices(options, devices, kernels))
     preset = options.preset or default_preset(devices, known)
+    if preset not in known and not os.path.exists(preset) and (told := _if_missing("preset", preset, earlier)):
+        raise UsageError(f"--preset={preset}: no such file; {told}")
     config = models.load_config(model, preset, batch=options.batch, dtype=options.dtype)
     if config.seed not in (0, options.seed):
         raise UsageError(f"--preset={preset}: seed {config.seed} there, --seed={options.seed} here; leave it out "
@@ -247,8 +270,7 @@ def resolve(options: Options) -> Plan:
     done = done or _done_before(resolved)
     check_trained_pipeline(resolved, config)
     if options.data is not None:
-        check_data(options.data, config)
+        check_data(options.data, config, _if_missing("data", options.data, earlier))
     rate = config.learning_rate if resolved.learning_rate is None else resolved.learning_rate
     config = dataclasses.replace(config, optimizer=resolved.optimizer, learning_rate=rate)
-    earlier = load_run_config(options.resume)["options"] if checkpoint and options.resume else {}
     return Plan(resolved, devices, config, machine, checkpoint, kernels, done, earlier)

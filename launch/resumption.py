@@ -13,11 +13,14 @@ from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import check_schema
 from pase_mtf.launch.options import Options, ResolvedOptions
 from pase_mtf.launch.run_folder import AUTO, has_checkpoint, load_run_config
+from pase_mtf.models.presets import config_of, load_config
 
 __all__ = ["contradiction", "resumed"]
 
 # What decides the numbers of a training: a resumed run must agree with the one it resumes.
 _TRAINING = ("model", "preset", "batch", "data", "optimizer", "learning_rate", "dtype", "seed")
+_ELSEWHERE = ("data", "preset")
+"""Of these, what may lie elsewhere than it did, and on every host elsewhere: those of rank 0 count."""
 
 # What runs of earlier versions do not tell: the default holds.
 _ADDED = ("checkpoint_every", "dtype", "measure_seconds", "memory_limit", "microbatches", "recompute", "schedule",
@@ -38,20 +41,22 @@ def resumed(options: Options, given: set[str]) -> Options:
       FormatError: the folder holds no run of ours.
       UsageError: a flag contradicts what the training was started with.
     """
-    folder = options.resume
+    folder, rank = options.resume, options.cluster_flag.rank if options.cluster_flag else None
     if folder == AUTO:  # one command for the first start and all others: it says the rest itself
-        folder = None if options.cluster_flag and options.cluster_flag.rank else options.output_dir
+        folder = None if rank else options.output_dir
         folder = folder if folder and has_checkpoint(folder) else None
     if not folder:
         return options
-    earlier = load_run_config(folder)["options"]
+    config = load_run_config(folder)
+    earlier = config["options"]
     known = [field.name for field in dataclasses.fields(Options)]
     check_schema(os.path.join(folder, "config.json"),
                  {name: earlier[name] for name in known if name in earlier}, _WRITTEN)
-    for name in _TRAINING:
-        if name in given and name in earlier and getattr(options, name) != earlier[name]:
-            raise UsageError(f"--{name}={getattr(options, name)}: the run in {folder} was trained with "
-                             f"{earlier[name]}; leave the flag out to continue it, or start anew")
+    for name in (name for name in _TRAINING if name in given and name in earlier):
+        if not (rank and name in _ELSEWHERE) and _is_another(name, getattr(options, name), config):
+            told = "synthetic data" if name == "data" and earlier[name] is None else earlier[name]
+            raise UsageError(f"--{name}={getattr(options, name)}: the run in {folder} was trained with {told}; leave "
+                             "the flag out to continue it, or start anew")
     inherited = _TRAINING if options.resume == AUTO else (
         *_TRAINING, *_ADDED, "mesh", "devices", "machine", "strategy", "compare", "steps", "warmup", "log_every")
     earlier = {**{name: getattr(Options, name) for name in _ADDED}, **earlier}
@@ -61,6 +66,33 @@ def resumed(options: Options, given: set[str]) -> Options:
         return dataclasses.replace(options, **{name: earlier[name] for name in inherited if name not in given})
     except KeyError as error:
         raise FormatError(f"{folder}/config.json: lacks {error}; it is truncated or foreign") from error
+
+
+def _is_another(name: str, value: object, config: Mapping[str, Any]) -> bool:
+    """Whether a flag asks for another training than that of config.json, as far as that is told before data is read.
+
+    Raises:
+      UsageError: there is no such preset.
+    """
+    before = config["options"][name]
+    if name == "data" and before is not None:
+        return False  # whether the same lies there now, losses tell (`judging.judge`)
+    return value != before and not (name == "preset" and _has_same_sizes(str(value), config))
+
+
+def _has_same_sizes(preset: str, config: Mapping[str, Any]) -> bool:
+    """Whether a preset, by whatever name, has the sizes that config.json tells.
+
+    Raises:
+      UsageError: there is no such preset.
+    """
+    try:
+        before = config_of(config["options"]["model"], config["model_config"])
+    except (KeyError, TypeError, UsageError):  # it was changed by hand
+        return False
+    flags = {name: getattr(before, name) for name in ("batch", "dtype", "optimizer", "learning_rate")}
+    found = load_config(config["options"]["model"], preset, **flags)
+    return dataclasses.replace(found, preset=before.preset, seed=before.seed) == before
 
 
 def contradiction(options: ResolvedOptions, earlier: Mapping[str, Any]) -> str | None:

@@ -43,30 +43,31 @@ def open_data(spec: str | None, model: Model, config: ModelConfig, batch: int, s
     return Data(source, batch, seed, counts_steps=config.dropout > 0)
 
 
-def check_data(spec: str, config: ModelConfig) -> None:
+def check_data(spec: str, config: ModelConfig, if_missing: str | None = None) -> None:
     """Checks what a run is to train on, as far as that goes without the model (and TensorFlow).
 
     Args:
       spec: as in `open_data`.
       config: the model's sizes.
+      if_missing: what to do where a file is not there; None: look for it, or do without.
 
     Raises:
       DataError: as `open_data`.
     """
-    paths = _paths(spec)
+    paths = _paths(spec, if_missing)
     if isinstance(config, get_args(ImageConfig)):
         image_source(paths, cast(ImageConfig, config))
     else:
         check_text(paths, cast(TextConfig, config))
 
 
-def _paths(spec: str) -> list[str]:
+def _paths(spec: str, if_missing: str | None = None) -> list[str]:
     """The one or two paths of a specification, which exist. A comma may be part of a single path that exists."""
     paths = [spec] if os.path.exists(spec) else [os.path.expanduser(part.strip()) for part in spec.split(",")]
     if len(paths) > 2:
         raise DataError(f"--data={spec}: {len(paths)} paths; give one, or two separated by a comma")
     for path in paths:
         if not os.path.exists(path):
-            raise DataError(f"--data={spec}: no such file or folder {path!r}; check the path, or leave --data out to "
-                            "train on synthetic data")
+            told = if_missing or "check the path, or leave --data out to train on synthetic data"
+            raise DataError(f"--data={spec}: no such file or folder {path!r}; {told}")
     return paths

@@ -24,7 +24,7 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.training import History
 from pase_mtf.models.checks import kept_dtype
 
-__all__ = ["RUN_BEFORE", "Judge", "losses_before"]
+__all__ = ["RUN_BEFORE", "Judge", "data_note", "losses_before"]
 
 RUN_BEFORE = "the run before"
 
@@ -59,6 +59,8 @@ class Judge:
         self.note: str | None = None
         self._plan, self._chosen, self._arms, self._data = plan, chosen, arms, data
         self._board, self._before = board, before
+        if note := data_note(plan, before):
+            tqdm.write(f"note: {note}")
         ours = [arm for arm in arms if arm.name in chosen]
         self._start: dict[str, np.ndarray] = dict(arms[0].values(up_to_date=False)) if len(ours) > 1 else {}
         self._settled = self._looked = False
@@ -119,6 +121,22 @@ class Judge:
             if difference:
                 return f"{difference} under {arm.name} than under {reference.name}"
         return None
+
+
+def data_note(plan: Plan, before: Sequence[float]) -> str | None:
+    """What is to be said where the data of a run that is resumed was named otherwise, and may be other data; None where
+    it was not.
+
+    Args:
+      plan: of the run.
+      before: `losses_before` of it.
+    """
+    given, earlier = plan.options.data, plan.earlier.get("data")
+    if plan.checkpoint is None or given == earlier:
+        return None
+    told = ("the loss at the checkpoint, which has to be the same, is compared" if before else
+            "there is no loss at the checkpoint to compare, so that nothing tells whether it is the same")
+    return f"--data={given}: {RUN_BEFORE} had --data={earlier}; {told}"
 
 
 def losses_before(plan: Plan) -> list[float]:

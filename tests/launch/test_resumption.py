@@ -1,0 +1,105 @@
+"""What a run takes from the one that it continues, where the files of that lie elsewhere by now."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from pase_mtf.errors import UsageError
+from pase_mtf.launch.command_line import parse_command_line
+from pase_mtf.launch.judging.judge import data_note
+from pase_mtf.launch.plan import resolve
+
+
+def _left(folder, preset, data=None):
+    """Writes the options of a run with that data; returns the flag that resumes it."""
+    config = json.loads(resolve(parse_command_line(
+        ["--model=alexnet", f"--preset={preset}", "--devices=cpu", "--machine=h100"])).config_json())
+    config["options"]["data"] = data
+    (folder / "config.json").write_text(json.dumps(config))
+    return f"--resume={folder}"
+
+
+def test_data_may_lie_elsewhere(tmp_path, preset):
+    resume = _left(tmp_path, preset, "there")
+    assert parse_command_line([resume]).data == "there"
+    assert parse_command_line([resume, "--data=./there"]).data == "./there"
+
+
+def test_synthetic_data_lies_nowhere(tmp_path, preset):
+    with pytest.raises(UsageError, match=r"--data=there: the run in .* was trained with synthetic data; leave the"):
+        parse_command_line([_left(tmp_path, preset), "--data=there"])
+
+
+def test_a_preset_may_lie_elsewhere_and_has_the_same_sizes(tmp_path, preset):
+    resume, moved = _left(tmp_path, preset), tmp_path / "moved.json"
+    shutil.copy(preset, moved)
+    assert parse_command_line([resume, f"--preset={moved}"]).preset == str(moved)
+    moved.write_text(json.dumps({**json.loads(moved.read_text()), "dropout": 0.5}))
+    for other in (moved, "small"):
+        with pytest.raises(UsageError, match=f"--preset={other}: the run in .* was trained with {preset}; leave"):
+            parse_command_line([resume, f"--preset={other}"])
+
+
+def test_where_they_lie_for_other_ranks_is_all_the_same(tmp_path, preset):
+    """They take both from rank 0."""
+    mine = [_left(tmp_path, preset, "there"), "--mesh=2", "--cluster=a:1,b:1", "--data=mine", "--preset=mine.json"]
+    assert parse_command_line([*mine, "--task=1"]).data == "mine"
+    with pytest.raises(UsageError, match=r"cannot read mine\.json"):
+        parse_command_line([*mine, "--task=0"])
+    with pytest.raises(UsageError, match="--seed=3: the run in"):
+        parse_command_line([*mine, "--task=1", "--seed=3"])
+
+
+def test_a_preset_that_is_not_there_any_more(tmp_path, finished, preset):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    config = json.loads((run / "config.json").read_text())
+    config["options"]["preset"] = "gone.json"
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=r"--preset=gone.json: no such file; it was that of the run that is resumed; "
+                                         "give --preset=where it is now"):
+        resolve(parse_command_line([f"--resume={run}"]))
+    assert resolve(parse_command_line([f"--resume={run}", f"--preset={preset}"])).first_step == 3
+
+
+def _pictures(folder, seed):
+    folder.mkdir()
+    rng = np.random.default_rng(seed)
+    for number in range(24):
+        PIL.Image.fromarray(rng.integers(256, size=(12, 12), dtype=np.uint8)).save(folder / f"{number}.png")
+    (folder / "labels.txt").write_text("".join(f"{number}.png {rng.integers(10)}\n" for number in range(24)))
+
+
+def test_moved_data_is_told_from_other_data_by_its_losses(launch, tmp_path):
+    first, moved, others = (tmp_path / name for name in ("first", "moved", "others"))
+    _pictures(first, 0)
+    _pictures(others, 1)
+    code, run, _, err = launch(f"--data={first}", "--compare=none", "--steps=2")
+    assert code == 0, err
+    first.rename(moved)
+    for flags, says in (([], "; it was that of the run that is resumed; give --data=where it is now\n"),
+                        ([f"--data={tmp_path / 'nowhere'}"], "nowhere'; check the path\n")):
+        code, again, _, err = launch(f"--resume={run}", *flags, output="again")
+        assert (code, again.exists(), err.count("\n")) == (2, False, 1)
+        assert err.endswith(says)
+    flags = (f"--resume={run}", "--compare=none", "--steps=1")
+    code, _, out, err = launch(*flags, f"--data={moved}", output="again")
+    assert code == 0, err
+    assert (f"note: --data={moved}: the run before had --data={first}; the loss at the checkpoint, which has to be the "
+            "same, is compared\n") in out
+    code, _, _, err = launch(*flags, f"--data={others}", output="other")
+    assert code == 6
+    assert "the data is not what the run before had" in err
+
+
+def test_where_no_loss_was_kept_nothing_tells_whether_it_is_the_same_data():
+    plan = SimpleNamespace(options=SimpleNamespace(data="moved"), checkpoint=object(), earlier={"data": "first"})
+    assert data_note(plan, [0.5]).endswith("is compared")
+    assert data_note(plan, []) == ("--data=moved: the run before had --data=first; there is no loss at the checkpoint "
+                                   "to compare, so that nothing tells whether it is the same")
+    plan.earlier["data"] = "moved"
+    assert data_note(plan, []) is None
