@@ -48,7 +48,8 @@ setup(
         # What files hold is checked with it; in Rust, as graphs have tens of thousands of operations.
         "pydantic>=2.7,<3",
         "typing-extensions>=4.9,<5",
-        "filelock>=3.15,<5",
+        # Before 3.21 an error of a file system without locks counted as a lock that somebody holds, and was waited for.
+        "filelock>=3.21,<5",
         "more-itertools>=10.5,<12",
         # In what order TensorFlow's einsum multiplies several tensors; it comes with TensorFlow.
         "opt-einsum>=3.3,<4",

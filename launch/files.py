@@ -28,7 +28,7 @@ from pase_mtf.launch.reports.fitting import Fitting
 from pase_mtf.launch.reports.graph_picture import graph_picture
 from pase_mtf.launch.reports.page import report_html
 from pase_mtf.launch.reports.text import elsewhere_note, headline, orders_note, search_summary
-from pase_mtf.launch.run_folder import LOCK, NOT_KEPT
+from pase_mtf.launch.run_folder import LOCK, NOT_KEPT, take_lock
 from pase_mtf.launch.summary import ArmRow, Summary, arm_rows, summary_json
 from pase_mtf.launch.training import History, Record
 from pase_mtf.machine.machine import Machine
@@ -97,12 +97,10 @@ class RunFiles:
           UsageError: another run is in it.
         """
         try:
-            self._lock.acquire()
+            take_lock(self._lock)
         except filelock.Timeout as error:
             raise UsageError(f"--output_dir={self.folder}: another run is writing there; wait for its end, or name "
                              "another") from error
-        except (OSError, NotImplementedError):
-            pass
 
     def _opened_metrics(self) -> io.FileIO:
         return open(self.path("metrics.jsonl"), "ab", buffering=0)  # closed on the end of this context

@@ -7,12 +7,14 @@ import os
 import re
 from typing import Any
 
+import filelock
+
 from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import read_json
 
 __all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "NOT_KEPT", "check_folder_taken_up",
            "check_new_folder", "check_no_training", "checkpoint_steps", "files_of_run", "has_checkpoint", "has_ended",
-           "has_results", "load_run_config", "names_in", "steps_done"]
+           "has_results", "load_run_config", "names_in", "steps_done", "take_lock"]
 
 CONFIG_FORMAT = "pase_mtf.run"
 CONFIG_VERSION = 1
@@ -109,6 +111,22 @@ def _has_steps(folder: str) -> bool:
     """Whether a run has trained in a folder, and told of a step."""
     metrics = os.path.join(folder, _METRICS)
     return os.path.isfile(metrics) and os.path.getsize(metrics) > 0
+
+
+def take_lock(lock: filelock.BaseFileLock) -> bool:
+    """Acquires a lock, and returns whether it is held: some file systems have none, and who comes goes on without (NFS
+    whose server serves none, FUSE).
+
+    Raises:
+      filelock.Timeout: somebody else holds it.
+    """
+    try:
+        lock.acquire()
+    except filelock.Timeout:  # which is an OSError, too
+        raise
+    except (OSError, NotImplementedError):
+        return False
+    return True
 
 
 def names_in(folder: str) -> list[str]:

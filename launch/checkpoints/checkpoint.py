@@ -24,7 +24,7 @@ from typing_extensions import NotRequired, TypedDict
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.files import check_schema, read_json, remove_partial, write_atomically
 from pase_mtf.launch.console import summarize_error
-from pase_mtf.launch.run_folder import MANIFEST, checkpoint_steps, names_in
+from pase_mtf.launch.run_folder import MANIFEST, checkpoint_steps, names_in, take_lock
 
 __all__ = ["KEPT", "MAX_STEP", "CheckpointInfo", "FileEntry", "entry_of", "find_checkpoint",
            "forget_checkpoints_after", "forget_half_written", "restore", "save_checkpoint"]
@@ -166,7 +166,7 @@ def find_checkpoint(run_folder: str) -> CheckpointInfo:
     if os.path.basename(folder) not in names_in(run_folder):
         raise FormatError(f"--resume={run_folder}: holds no checkpoint; name the output directory of a run that lived "
                           "to write one (--checkpoint_every)")
-    _clean(folder)
+    _clean(folder, alone=False)
     places = [(os.path.join(folder, f"step-{step}"), step) for step in checkpoint_steps(folder)]
     if not places and os.path.exists(os.path.join(folder, MANIFEST)):
         return _checked(folder, None)  # of version 1
@@ -190,7 +190,7 @@ def forget_half_written(run_folder: str) -> None:
     """Removes what a run that was killed has left of a checkpoint, or of another file, that it was writing."""
     with contextlib.suppress(FileNotFoundError):
         remove_partial(run_folder)
-        _clean(os.path.join(run_folder, "checkpoint"))
+        _clean(os.path.join(run_folder, "checkpoint"), alone=True)
 
 
 def forget_checkpoints_after(folder: str, step: int) -> None:
@@ -291,31 +291,42 @@ def _remove(folder: str, name: str) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _clean(folder: str) -> None:
-    """Removes what a killed run left half written; nothing while somebody writes."""
+def _clean(folder: str, *, alone: bool) -> None:
+    """Removes what a killed run left half written; nothing while somebody writes.
+
+    Args:
+      folder: of checkpoints.
+      alone: whether nobody can be writing there, also where that is told by no lock.
+    """
     if not any(name.startswith((_PARTIAL, _LOCK)) for name in names_in(folder)):
         return
-    with contextlib.suppress(OSError, filelock.Timeout), _write_lock(folder, wait=False):
+    with contextlib.suppress(OSError, filelock.Timeout), _write_lock(folder, wait=False) as is_held:
+        if not (is_held or alone):
+            return
         for name in os.listdir(folder):
             if name.startswith(_PARTIAL):
                 shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _write_lock(folder: str, wait: bool) -> Iterator[None]:
+def _write_lock(folder: str, *, wait: bool) -> Iterator[bool]:
     """Held while a checkpoint is written; the system takes it from a process that dies.
+
+    Yields:
+      whether it is: where nothing can be locked the block is entered all the same.
 
     Raises:
       filelock.Timeout: somebody else holds it, and `wait` is false.
     """
     path = os.path.join(folder, _LOCK)
     lock = filelock.FileLock(path, timeout=-1 if wait else 0)
-    with lock:
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+    is_held = take_lock(lock)
+    try:
+        yield is_held
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        lock.release()
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import json
 import os
 import pathlib
@@ -12,7 +13,7 @@ import pytest
 from pase_mtf.compat import tf
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.launch.checkpoints import checkpoint
-from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint, restore, save_checkpoint
+from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint, forget_half_written, restore, save_checkpoint
 
 
 def _save(text="weights"):
@@ -91,6 +92,22 @@ def test_what_somebody_writes_is_left_alone(tmp_path):
         assert find_checkpoint(str(tmp_path)).step == 7
     save_checkpoint(str(tmp_path / "checkpoint"), meanwhile, step=8, graph_hash="abc")
     assert find_checkpoint(str(tmp_path)).step == 8
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
+def test_where_nothing_can_be_locked(tmp_path, monkeypatch, number):
+    """What is half written there may be somebody's, but for a run that goes on in its own folder."""
+    def refuses(*_):
+        raise OSError(number, os.strerror(number))
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    for step in (7, 8, 9):
+        _write(tmp_path, step)
+    partial = tmp_path / "checkpoint" / ".partial-abc"
+    partial.mkdir()
+    assert find_checkpoint(str(tmp_path)).step == 9
+    assert sorted(os.listdir(tmp_path / "checkpoint")) == [".partial-abc", "step-8", "step-9"]
+    forget_half_written(str(tmp_path))
+    assert sorted(os.listdir(tmp_path / "checkpoint")) == ["step-8", "step-9"]
 
 
 def test_one_of_version_1_is_read(tmp_path):
