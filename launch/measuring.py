@@ -33,6 +33,7 @@ from pase_mtf.calibration.cache import fingerprint_of_kernels, kernel_tables, ke
 from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.exit_codes import exit_code_of
+from pase_mtf.flag_text import check_not_empty
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.command_line import read_flags
 from pase_mtf.launch.flag_values import MeshFlag, parse_mesh
@@ -143,6 +144,10 @@ def parse(arguments: Sequence[str]) -> Request:
     seconds = chosen["seconds"]
     if seconds is not None and not 0.0 < seconds <= _MOST_SECONDS:
         raise UsageError(f"--seconds={seconds:g}: give seconds, such as 300")
+    for name in ("model", "mesh"):
+        if values[name].present:
+            check_not_empty(f"--{name}", ",".join(chosen[name]), "name some")
+    check_not_empty("--save", chosen["save"], "name a file")
     texts = chosen["mesh"] or (["8"] if named or graphs else [])
     request = Request(named, graphs, tuple(map(parse_mesh, dict.fromkeys(texts))), chosen["preset"], chosen["batch"],
                       chosen["optimizer"], math.inf if seconds is None else seconds, chosen["prove"],

@@ -13,6 +13,7 @@ from typing_extensions import Self
 from pase_mtf.amounts import parse_bytes
 from pase_mtf.calibration.load import are_measured, is_kernel_file
 from pase_mtf.errors import UsageError, nearest, shortened
+from pase_mtf.flag_text import check_not_empty
 from pase_mtf.launch.cluster.flag import ClusterFlag, parse_cluster
 from pase_mtf.launch.flag_values import (
     BY_BATCH,
@@ -44,6 +45,9 @@ OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adafactor": None}
 
 CLIENTS = ("one", "ranks")
 """Values of --clients."""
+
+_NAMED = {"resume": "name a folder", "preset": "name a preset or a file", "data": "name a file or a folder"}
+"""Flags whose value is refused where it is empty, as that of a variable that is not set, and what to do instead."""
 
 # Steps, seeds and sizes are fed to the models as 32-bit integers.
 _MOST = 2 ** 31 - 1
@@ -182,6 +186,8 @@ class Options:
         Raises:
           UsageError: as of `check`.
         """
+        for name, instead in _NAMED.items():
+            check_not_empty(f"--{name}", getattr(self, name), instead)
         _ = self.model_name, self.mesh_flag, self.arms, parse_bytes(self.memory_limit), self.microbatch_count
         _ = self.recomputed
         if self.schedule not in SCHEDULES:

@@ -1,12 +1,30 @@
-"""What absl finds wrong with flags, in our words."""
+"""What is wrong with flags, in our words: what absl finds, and values that are empty."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["flag_text"]
+from pase_mtf.errors import UsageError
+
+__all__ = ["check_not_empty", "flag_text"]
 
 _WANTED = {"bool": "true or false", "int": "a whole number", "float": "a number"}
+
+
+def check_not_empty(flag: str, value: str | None, instead: str) -> None:
+    """Refuses a flag that is given without a value, as `--resume=$RUN` is where RUN is not set: it would count as not
+    given.
+
+    Args:
+      flag: its name, with its dashes.
+      value: None: it is not given.
+      instead: what to do, if not to leave the flag out.
+
+    Raises:
+      UsageError: the value is empty.
+    """
+    if value is not None and not value.strip():
+        raise UsageError(f"{flag} is empty; {instead}, or leave the flag out")
 
 
 def flag_text(error: Exception, flags: Any) -> str:

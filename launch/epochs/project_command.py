@@ -21,6 +21,7 @@ from pase_mtf.epochs.report import projection_text
 from pase_mtf.epochs.step_times import StepTimes
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.files import check_outputs, write_atomically
+from pase_mtf.flag_text import check_not_empty
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.run_folder import files_of_run
@@ -43,6 +44,10 @@ def run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
     Raises:
       PaseError: what a user can cause.
     """
+    check_not_empty("--steps", flags.steps, "name a file")
+    check_not_empty("--model", flags.model, "name one")
+    for folder in flags.run:
+        check_not_empty("--run", folder, "name a folder")
     check_outputs({f"--{name}": getattr(flags, name) for name in ("json", "plot", "save_steps")},
                   [*((f"--{name}", getattr(flags, name)) for name in ("curve", "steps", "preset", "machine")),
                    *(("--run", file) for folder in flags.run for file in files_of_run(folder))],

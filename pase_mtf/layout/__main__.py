@@ -14,7 +14,7 @@ from pase_mtf.calibration.load import are_measured, is_kernel_file
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.exit_codes import HelpRequested, exit_code_of
 from pase_mtf.files import check_outputs, write_atomically
-from pase_mtf.flag_text import flag_text
+from pase_mtf.flag_text import check_not_empty, flag_text
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.layout.formats import FORMATS
 from pase_mtf.layout.named import named_function
@@ -100,6 +100,7 @@ def _run(arguments: Sequence[str]) -> Layout:
     """Finds the layout, of the program with these arguments of its own."""
     if _FLAGS.format not in FORMATS:
         raise UsageError(f"--format={_FLAGS.format}: unknown; {nearest(_FLAGS.format, FORMATS)}")
+    check_not_empty("--mesh_shape", _FLAGS.mesh_shape, "give one, such as rows:2;cols:4")
     devices = _number("mesh", _FLAGS.mesh, int)
     if devices is None and _FLAGS.mesh_shape is None:
         raise UsageError("--mesh is missing; say how many devices: --mesh=8")

@@ -320,6 +320,9 @@ def test_programs_of_ones_own(cache_dir, timed_kernels, tmp_path, capsys):
     (["--graph=no.py:build", "--preset=tiny"], "--preset is of models"),
     (["--model=alexnet", "--preset=tinny"], "did you mean 'tiny'?"), (["more"], "'more' is no flag"),
     (["--model=alexnet", "--batch=0"], "must be at least 1"), (["--graph=nonsense"], "not module:function"),
+    (["--model=alexnet", "--mesh="], "--mesh is empty; name some, or leave the flag out"),
+    (["--model=", "--list"], "--model is empty"), (["--model=alexnet", "--save="], "--save is empty; name a file"),
+    (["--model=alexnet", "--preset="], "--preset is empty"),
     (["--save=mine.json"], "no kernels are kept of this machine"), (["--save=/no/such/mine.json"], "no such folder")])
 def test_bad_usage(cache_dir, tmp_path, monkeypatch, flags, says, capsys):
     monkeypatch.chdir(tmp_path)

@@ -238,6 +238,7 @@ def depending(layout):
      "is read for --graph", 2),
     ([], "--mesh is missing", 2),
     (["--mesh=8"], "--graph is missing", 2),
+    (["--mesh_shape=", "--graph={}"], "--mesh_shape is empty; give one, such as rows:2;cols:4, or leave", 2),
     (["--mesh=x", "--graph={}"], "--mesh=x: not a number", 2),
     (["--mesh=-8", "--graph={}"], "not above zero", 2),
     (["--mesh=8", "--graph={}", "--prices=mesured"], "did you mean 'measured'", 2),
