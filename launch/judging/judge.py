@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -147,17 +148,27 @@ def losses_before(plan: Plan) -> list[float]:
     """
     if plan.checkpoint is None or plan.options.resume is None:
         return []
-    if plan.config.dropout > 0.0 and plan.earlier.get("microbatches", "1") != plan.options.microbatches:
-        return []  # every microbatch draws a mask of its own: other masks, other losses
     if plan.checkpoint.order != ORDER:
         return []  # an earlier version took the examples in another order
     name = parse_arms(plan.earlier["strategy"], "none")[0].name
-    known = {} if plan.checkpoint.next_loss is None else {plan.first_step: plan.checkpoint.next_loss}
-    known.update(_metrics(os.path.join(plan.options.resume, "metrics.jsonl"), name))
+    told = dataclasses.replace(plan.options, microbatches=plan.earlier.get("microbatches", "1")).microbatch_count
+    known: dict[int, float] = {}
+    if _has_masks_of(plan, told):
+        known = _metrics(os.path.join(plan.options.resume, "metrics.jsonl"), name)
+    if plan.checkpoint.next_loss is not None and _has_masks_of(plan, plan.checkpoint.microbatches or told):
+        # The metrics are of whoever went on there last, perhaps with other data than those that wrote the checkpoint.
+        known = known if plan.earlier.get("data") == plan.options.data else {}
+        known[plan.first_step] = plan.checkpoint.next_loss
     found: list[float] = []
     while plan.first_step + len(found) in known:
         found.append(known[plan.first_step + len(found)])
     return found
+
+
+def _has_masks_of(plan: Plan, microbatches: int | None) -> bool:
+    """Whether a run draws the dropout masks of one in so many microbatches, as each draws its own: other masks, other
+    losses."""
+    return plan.config.dropout == 0.0 or microbatches == plan.microbatches
 
 
 def _metrics(path: str, arm: str) -> dict[int, float]:

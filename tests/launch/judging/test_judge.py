@@ -1,5 +1,6 @@
 """A right strategy raises no alarm however its float32 losses wander; a wrong one always does, in every model."""
 
+import dataclasses
 import itertools
 import json
 from types import SimpleNamespace
@@ -12,8 +13,9 @@ from planting import KINDS, Plant, planted
 from pase_mtf import models
 from pase_mtf.launch.arms.arm import build_arms
 from pase_mtf.launch.arms.program import export_with_program
+from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo
 from pase_mtf.launch.command_line import parse_command_line
-from pase_mtf.launch.data import open_data
+from pase_mtf.launch.data import ORDER, open_data
 from pase_mtf.launch.judging import judge
 from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.judging.settling import Settled, settle
@@ -138,3 +140,37 @@ def test_a_right_strategy_is_right_in_float64(tmp_path, model, optimizer):
     found = settle(case.plan, case.strategies, ["search", "data_parallel", "stock_data_parallel"],
                    list(itertools.islice(case.data.batches(), 3)))
     assert found.wrong == {}
+
+
+@pytest.mark.parametrize(("dropout", "kept", "started", "now", "expected"), [
+    (0.5, 2, "2", "2", [1.0, 5.0]), (0.5, 2, "2", "02", [1.0, 5.0]), (0.5, None, "2", "2", [1.0, 5.0]),
+    (0.5, 1, "2", "2", [4.0, 5.0]),  # of a run that went on in others, and was ended before its first checkpoint
+    (0.5, 2, "1", "2", [1.0]), (0.5, 1, "1", "2", []), (0.5, None, "1", "2", []), (0.5, 1, "auto", "2", []),
+    (0.0, 1, "4", "2", [1.0, 5.0])])
+def test_losses_are_compared_with_those_of_the_same_dropout_masks(tmp_path, dropout, kept, started, now, expected):
+    """Every microbatch draws a mask of its own; what a checkpoint tells is that of the run that wrote it."""
+    sizes = tmp_path / "sizes.json"
+    sizes.write_text(json.dumps({"preset": "tiny", "dropout": dropout}))
+    plan = resolve(parse_command_line(["--model=alexnet", f"--preset={sizes}", "--mesh=2", "--devices=cpu",
+                                       "--machine=h100", f"--microbatches={now}"]))
+    (tmp_path / "metrics.jsonl").write_text("".join(
+        json.dumps({"arm": "search", "step": step, "loss": float(step + 1)}) + "\n" for step in (3, 4)))
+    plan = dataclasses.replace(
+        plan, options=dataclasses.replace(plan.options, resume=str(tmp_path)),
+        checkpoint=CheckpointInfo("step-3", 3, "abc", next_loss=1.0, order=ORDER, microbatches=kept),
+        earlier={"strategy": "search", "microbatches": started})
+    assert judge.losses_before(plan) == expected
+
+
+def test_losses_after_the_checkpoint_may_be_those_of_other_data(tmp_path):
+    """Of a run that went on in the folder with these, and found that they are others."""
+    plan = resolve(parse_command_line(["--model=alexnet", "--preset=tiny", "--mesh=2", "--devices=cpu",
+                                       "--machine=h100"]))
+    (tmp_path / "metrics.jsonl").write_text("".join(
+        json.dumps({"arm": "search", "step": step, "loss": 5.0}) + "\n" for step in (3, 4)))
+    info = CheckpointInfo("step-3", 3, "abc", next_loss=1.0, order=ORDER, microbatches=1)
+    plan = dataclasses.replace(plan, options=dataclasses.replace(plan.options, resume=str(tmp_path), data="right"))
+    for data, next_loss, expected in (("right", 1.0, [1.0, 5.0]), ("wrong", 1.0, [1.0]), ("moved", None, [5.0, 5.0])):
+        assert judge.losses_before(dataclasses.replace(
+            plan, checkpoint=dataclasses.replace(info, next_loss=next_loss),
+            earlier={"strategy": "search", "data": data})) == expected
