@@ -14,6 +14,7 @@ Nothing here calls itself but the search among a few promising configurations, a
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any, NamedTuple
 
@@ -217,10 +218,10 @@ class Minimiser:
           others: the bound of all other parts.
         """
         top, part, room = active is None, None, self._room * (1 - _WAITING)
-        if top and (at_once := plan_at_once(self.root)) is not None:
-            self._eliminate(self.root, at_once)
-            return _NOTHING_LEFT
         try:
+            if top and (at_once := plan_at_once(self.root)) is not None:
+                self._eliminate(self.root, at_once)
+                return _NOTHING_LEFT
             part = self._part(bound, active)
             passes = 1  # the first pass finds the scale of costs
             while True:
@@ -265,10 +266,20 @@ class Minimiser:
                 raise
             return _NOTHING_LEFT
         except TimeoutError:
+            if part is None and self.best is None:
+                self._take_anything()
             return _Outcome(part.bound if part else bound, stopped=True)
         except MemoryError:
             self.statistics["stopped"] = "memory"
             return _Outcome(bound, stopped=True)
+
+    def _take_anything(self) -> None:
+        """Takes what every vertex costs least with by itself, improved on once: where the time is over before anything
+        else is known."""
+        p = self.root
+        choice = np.array([int(np.argmin(p.unary[begin:end])) for begin, end in itertools.pairwise(p.first.tolist())],
+                          np.int64)
+        self._consider(p, choice, improve(p, choice, 1, np.ones(len(p.unary), np.bool_)))
 
     def _part(self, bound: float, active: np.ndarray | None) -> Part:
         if active is None:

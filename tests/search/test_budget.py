@@ -200,6 +200,23 @@ def test_a_pass_stops_in_the_middle():
     assert whole.bound <= best
 
 
+def test_a_small_network_has_an_answer_however_little_time_there_is(monkeypatch):
+    """It is eliminated at once, in few sums; but in as many short rows, which take some milliseconds."""
+    network = dense(0, 15, 2)
+    best = solve(network).cost
+
+    def late(*given):
+        raise TimeoutError
+    for limit in (*np.geomspace(2e-4, 2e-2, 60), None):
+        if limit is None:
+            monkeypatch.setattr(branch_and_bound, "eliminate", late)
+        found = solve(network, time_limit=limit)
+        assert found.cost == network.cost(found.assignment) < np.inf
+        assert found.lower_bound <= best <= found.cost
+    assert not found.optimal
+    assert np.isfinite(found.lower_bound)
+
+
 @pytest.mark.parametrize("seed", range(0, 180, 5))
 def test_a_bound_without_a_whole_pass(seed):
     """Where not even one pass is finished, what is said is still a bound."""
