@@ -295,7 +295,8 @@ class Minimiser:
 
     def _pass(self, part: Part, passes: int) -> None:
         """Passes messages in a part, and takes the assignments met on the way."""
-        p, target = part.p, self._target()
+        # While no cost is known, neither is how much rounds off of it: nothing is asked for then but to be cheaper.
+        p, target = part.p, self._target() if self.cost < np.inf else 0.0
         part.state = part.state._replace(best=np.zeros(p.vertices, np.int64))
         rounding = part.rounding(self.cost - part.bound)
         look = part.large and self._thorough  # what that finds is better than what sweeps over a large network do

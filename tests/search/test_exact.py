@@ -125,6 +125,31 @@ def test_infeasible_by_combination():
         solve(network)
 
 
+def shifted(seed, layers, configurations, most=10 ** 10):
+    """Small integers, and large ones that edges give to layers: together all assignments cost about the same."""
+    rng, every = np.random.default_rng(seed), np.arange(configurations)
+    vectors, edges = [rng.integers(0, 4, configurations) for _ in range(layers)], []
+    for ends in itertools.combinations(range(layers), 2):
+        costs = rng.integers(0, 4, (configurations, configurations))
+        given = [rng.integers(0, most, configurations) for _ in ends]
+        for layer, amounts in zip(ends, given, strict=True):
+            vectors[layer] = vectors[layer] + amounts
+        edges.append(NetworkEdge(*ends, costs + 2 * most - given[0][:, None] - given[1], every, every))
+    return CostNetwork(vectors, edges)
+
+
+@pytest.mark.parametrize(("seed", "layers", "configurations"), [
+    (239, 4, 3), (396, 4, 5), *((seed, 5, 3) for seed in range(20))])
+def test_the_first_pass_allows_for_rounding(seed, layers, configurations, monkeypatch):
+    """It removed what is cheaper by a unit and not by what rounds off besides, as no cost was known to tell that by."""
+    monkeypatch.setattr(part, "_AT_ONCE", 0)
+    network = shifted(seed, layers, configurations)
+    found = solve(network)
+    assert found.cost == solve(network, "brute_force").cost
+    assert found.optimal
+    check_certificate(network, found)
+
+
 def test_progress_is_told():
     calls = []
     solution = solve(dense(3), progress=lambda *arguments: calls.append(arguments))
