@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import operator
 import re
 import textwrap
 import types
 import typing
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 
 from pase_mtf.errors import UsageError, shortened
 
-__all__ = ["checked_arguments"]
+__all__ = ["as_float", "checked_arguments"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -106,6 +108,17 @@ def _check(function: str, name: str, value: object, hint: object) -> None:
         problem = f"is no {' or '.join(_name(option) for option in options)}"
     if problem:
         raise UsageError(f"{function}: {name}={shortened(value)}: {problem}")
+
+
+def as_float(value: object) -> float:
+    """A number that somebody gave, of whatever kind, as a float: infinite where it is larger than any, NaN of what is
+    none, as a truth value is."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # integers and fractions have no end
+        return -math.inf if value < 0 else math.inf
 
 
 def _holds_letters(option: object) -> bool:

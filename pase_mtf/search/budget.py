@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from numbers import Real
 
+from pase_mtf.arguments import as_float
 from pase_mtf.errors import UsageError, shortened
 
 __all__ = ["SEARCH_MEMORY", "Budget"]
@@ -38,12 +38,12 @@ class Budget:
         Raises:
           UsageError: time or memory is no positive number.
         """
-        if time_limit is not None and not (isinstance(time_limit, Real) and time_limit > 0):
+        seconds, nbytes = _FOREVER if time_limit is None else as_float(time_limit), as_float(memory)
+        if not seconds > 0:
             raise UsageError(f"time limit of {shortened(time_limit)} seconds; give a positive number, or none")
-        if not isinstance(memory, Real) or isinstance(memory, bool) or not memory > 0:
-            raise UsageError(f"search memory of {memory!r} bytes; give a positive number")
-        return cls(math.inf if time_limit is None else time.perf_counter() + float(min(time_limit, _FOREVER)),
-                   float(memory))
+        if not nbytes > 0:
+            raise UsageError(f"search memory of {shortened(memory)} bytes; give a positive number")
+        return cls(math.inf if time_limit is None else time.perf_counter() + min(seconds, _FOREVER), nbytes)
 
     @property
     def seconds(self) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from numbers import Real
 
 import numpy as np
 
@@ -85,8 +84,6 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
     if memory is not None or memory_limit is not None:
         if memory is None or memory_limit is None:
             raise UsageError("memory and memory_limit belong together; give both, or none")
-        if not isinstance(memory_limit, Real) or isinstance(memory_limit, bool):
-            raise UsageError(f"memory limit of {shortened(memory_limit)}; give a number of bytes per device")
         return minimise_within(network, _byte_counts(memory), memory_limit, initial=initial, time_limit=time_limit,
                                gap=gap, progress=progress, search_memory=search_memory)
     start, budget = time.perf_counter(), Budget.of(time_limit, search_memory)

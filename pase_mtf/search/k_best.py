@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.search.branch_and_bound import Minimiser
 from pase_mtf.search.budget import SEARCH_MEMORY, Budget
 from pase_mtf.search.messages import reduced_costs
@@ -31,6 +31,8 @@ _RESULTS = 0.5
 _WAITING = 0.5
 # Of a set, besides its arrays.
 _BYTES_PER_SET = 1000
+# More assignments than fit any memory: a number that a float holds.
+_COUNTABLE = 10 ** 18
 
 
 class _Solved(NamedTuple):
@@ -179,12 +181,12 @@ def search_k_best(network: CostNetwork, *, time_limit: float | None = None, prog
       InfeasibleError: no assignment is finite, or none was found within the time limit.
     """
     if not isinstance(k, (int, np.integer)) or isinstance(k, bool) or k < 1:
-        raise UsageError(f"k of {k}; ask for at least one, and a whole number")
+        raise UsageError(f"k of {shortened(k)}; ask for at least one, and a whole number")
     start, budget = time.perf_counter(), Budget.of(time_limit, search_memory)
-    results = float(_result_bytes(network)) * min(k, math.prod(network.sizes))
+    results = float(_result_bytes(network)) * min(k, math.prod(network.sizes), _COUNTABLE)
     if results > _RESULTS * budget.memory:
-        raise UsageError(f"k of {k}: that many strategies take {results:.3g} bytes, and {_RESULTS:.0%} of the search "
-                         f"memory of {budget.memory:.4g} are for them; ask for fewer, or raise search_memory")
+        raise UsageError(f"k of {shortened(k)}: that many strategies take {results:.3g} bytes, and {_RESULTS:.0%} of "
+                         f"the search memory of {budget.memory:.4g} are for them; ask for fewer, or raise search_memory")
     found: list[tuple[float, tuple[int, ...]]] = []
     complete, left = True, budget.less(results)
     try:

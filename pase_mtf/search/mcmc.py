@@ -6,11 +6,11 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from numbers import Real
 
 import numpy as np
 
-from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.arguments import as_float
+from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.compiled import compiled
 from pase_mtf.search.neighbourhood import cost_at, total_cost
@@ -126,12 +126,12 @@ def search_mcmc(network: CostNetwork, *, time_limit: float | None = None, progre
     start, budget = time.perf_counter(), Budget.of(time_limit)
     for name, value, least in (("seed", seed, 0), ("proposals", 1 if proposals is None else proposals, 1)):
         if not (isinstance(value, (int, np.integer)) and value >= least):
-            raise UsageError(f"mcmc: {name} of {value!r}; give a whole number, {least} or more")
-    if not (isinstance(beta, Real) and beta >= 0):
-        raise UsageError(f"mcmc: beta of {beta!r}; give a number, 0 or more")
+            raise UsageError(f"mcmc: {name} of {shortened(value)}; give a whole number, {least} or more")
+    if not as_float(beta) >= 0:
+        raise UsageError(f"mcmc: beta of {shortened(beta)}; give a number, 0 or more")
     choice = _start(network, initial)
     try:
-        chain = _Chain(pack(network.normalized(budget=budget)), choice, seed, float(beta))
+        chain = _Chain(pack(network.normalized(budget=budget)), choice, seed, as_float(beta))
     except TimeoutError:  # nothing was proposed
         cost, best, done, history = network.cost(choice.tolist()), choice, 0, []
     else:
@@ -172,9 +172,9 @@ def _run(chain: _Chain, start: float, time_limit: float | None, proposals: int |
             history.append((seconds, chain.best_cost))
         if progress is not None:
             progress(seconds, chain.best_cost, -math.inf)
-        if total is not None and (chain.done >= total or chain.done - last >= total / 2):
+        if total is not None and (chain.done >= total or 2 * (chain.done - last) >= total):
             break
         if time_limit is not None and (seconds >= time_limit or (
-                total is None and seconds - last_seconds >= time_limit / 2)):
+                total is None and 2 * (seconds - last_seconds) >= time_limit)):
             break
     return history

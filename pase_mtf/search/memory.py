@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.arguments import as_float
+from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.search.branch_and_bound import Minimiser
 from pase_mtf.search.budget import SEARCH_MEMORY, Budget
 from pase_mtf.search.compiled import compiled, seconds_now
@@ -431,8 +432,9 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
       InfeasibleError: no assignment fits; names the least memory any needs. Or none was found in time.
     """
     start, budget = time.perf_counter(), Budget.of(time_limit, search_memory)
-    if not memory_limit >= 0:
-        raise UsageError(f"memory limit of {memory_limit} bytes; give a number of bytes per device")
+    if not (limit := as_float(memory_limit)) >= 0:
+        raise UsageError(f"memory limit of {shortened(memory_limit)}; give a number of bytes per device")
+    memory_limit = limit
     flat = _flat(network, memory)
     try:
         least, lightest, proven = _lightest(network, flat, budget)
@@ -457,7 +459,7 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
                   "memory_limit": memory_limit, "least_memory": least}
     try:
         packed = pack(network.normalized(budget=budget))
-        search = _Search(packed, flat, min(float(memory_limit), most),
+        search = _Search(packed, flat, min(memory_limit, most),
                          budget.less(packed.bytes), gap, progress, _PATIENCE if time_limit is None else math.inf)
     except TimeoutError:  # all that is known
         first: list[int] = min(known, key=network.cost)

@@ -8,7 +8,8 @@ import os
 import time
 from collections.abc import Sequence
 
-from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.arguments import as_float
+from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.search.elimination import eliminate
 from pase_mtf.search.elimination_plan import Plan, plan_elimination
 from pase_mtf.search.network import CostNetwork
@@ -67,7 +68,9 @@ def solve_by_plan(network: CostNetwork, packed: Packed, plan: Plan, name: str, m
       UsageError, InfeasibleError: as `search_pase`.
     """
     start = time.perf_counter()
-    free = _free_memory() if memory is None else memory
+    free = _free_memory() if memory is None else as_float(memory)
+    if not free >= 0:
+        raise UsageError(f"{name}: memory of {shortened(memory)}; give a number of bytes for the tables")
     needed = plan.entries * _BYTES_PER_ENTRY
     widest = max((len(scope) + 1 for scope in plan.scopes), default=0)
     if needed > free:

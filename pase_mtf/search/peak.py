@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from pase_mtf.errors import InfeasibleError
+from pase_mtf.arguments import as_float
+from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.search.budget import SEARCH_MEMORY, Budget
 from pase_mtf.search.looking_on import ROUNDING, LookingOn, Memory, Within, above, unproven
 from pase_mtf.search.memory import least_memory
@@ -72,10 +73,13 @@ def minimise_within_peak(network: CostNetwork, memory: Memory, peak: _Peak, memo
       The best that was found; `optimal` where it is proven that none that fits costs less.
 
     Raises:
+      UsageError: a memory limit that is no number.
       InfeasibleError: nothing fits, or nothing that fits is known: then with what it would cost at least. It names what
         the lightest that was found needs.
     """
-    budget = Budget.of(time_limit, options.get("search_memory", SEARCH_MEMORY))
+    if not (limit := as_float(memory_limit)) >= 0:
+        raise UsageError(f"memory limit of {shortened(memory_limit)}; give a number of bytes per device")
+    memory_limit, budget = limit, Budget.of(time_limit, options.get("search_memory", SEARCH_MEMORY))
 
     def search(**within: Any) -> Solution:
         return solve(network, "exact", time_limit=budget.time_limit(0.5), **{**options, **within})

@@ -8,11 +8,10 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
-from numbers import Real
 from typing import Any, Protocol, cast
 
-from pase_mtf.arguments import checked_arguments
-from pase_mtf.errors import UsageError, nearest
+from pase_mtf.arguments import as_float, checked_arguments
+from pase_mtf.errors import UsageError, nearest, shortened
 from pase_mtf.search.bar import ProgressBar
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.network import CostNetwork
@@ -114,8 +113,9 @@ def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | No
     if method not in _METHODS:
         raise UsageError(f"unknown search {method!r}; {nearest(method, _METHODS)}")
     start, budget = time.perf_counter(), Budget.of(time_limit)
-    if not (isinstance(gap, Real) and gap >= 0):
-        raise UsageError(f"gap of {gap!r}; give 0 or more")
+    if not (least_gap := as_float(gap)) >= 0:
+        raise UsageError(f"gap of {shortened(gap)}; give 0 or more")
+    gap = least_gap
     if not (progress is None or isinstance(progress, bool) or callable(progress)):
         raise UsageError(f"progress={progress!r}; give True, or a function of seconds, cost and lower bound")
     network.validate()

@@ -6,11 +6,11 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
 
+from pase_mtf.arguments import as_float
 from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.errors import UsageError, shortened
 from pase_mtf.simulator.simulate import Simulator
@@ -52,23 +52,24 @@ def search_simulated(priced: PricedNetwork, initial: Sequence[int], *, proposals
     Raises:
       UsageError: no budget, or none that is positive; an argument that is no such number.
     """
-    for name, budget, kind in (("proposals", proposals, (int, np.integer)), ("time_limit", time_limit, Real)):
-        if budget is not None and not (isinstance(budget, kind) and budget > 0):
-            raise UsageError(f"{name}={shortened(budget)}: give a positive {'' if kind is Real else 'whole '}number")
+    if proposals is not None and not (isinstance(proposals, (int, np.integer)) and proposals > 0):
+        raise UsageError(f"proposals={shortened(proposals)}: give a positive whole number")
+    if time_limit is not None and not as_float(time_limit) > 0:
+        raise UsageError(f"time_limit={shortened(time_limit)}: give a positive number")
+    seconds, steepness = math.inf if time_limit is None else as_float(time_limit), as_float(beta)
     if not isinstance(seed, (int, np.integer)):
         raise UsageError(f"seed={shortened(seed)}: give a whole number")
-    if not (isinstance(beta, Real) and beta >= 0):
+    if not steepness >= 0:
         raise UsageError(f"beta={shortened(beta)}: give a number, 0 or more")
-    if proposals is None and (time_limit is None or math.isinf(time_limit)):
+    if proposals is None and math.isinf(seconds):
         raise UsageError("a chain without end; give proposals= or time_limit=")
     draw, simulator = random.Random(int(seed)), Simulator(priced)
     now = first = simulator.seconds(initial)
     begun = time.perf_counter()  # to make the first step's tasks may take longer than the budget
-    assignment, best, best_seconds, scale = list(initial), tuple(initial), now, beta / now if now else 0.0
+    assignment, best, best_seconds, scale = list(initial), tuple(initial), now, steepness / now if now else 0.0
     done, improved = 0, 0.0
     while True:
-        used = max(done / proposals if proposals else 0.0,
-                   (time.perf_counter() - begun) / time_limit if time_limit else 0.0)
+        used = max(done / proposals if proposals else 0.0, (time.perf_counter() - begun) / seconds)
         if used >= 1.0 or used - improved > 0.5:
             return SimulatedChain(best, best_seconds, first, done)
         layer = draw.randrange(len(assignment))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any
 
-from pase_mtf.arguments import checked_arguments
+from pase_mtf.arguments import as_float, checked_arguments
 from pase_mtf.calibration.load import GivenMachine, are_measured, is_local, load_machine
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.errors import InfeasibleError, UsageError, nearest, shortened
@@ -89,6 +88,8 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
       InfeasibleError: no strategy satisfies the constraints.
     """
     _check(devices, method, mesh, start_from, memory_limit, simple_within, simulate, measure_seconds, options)
+    memory_limit = None if memory_limit is None else as_float(memory_limit)
+    simple_within, measure_seconds = as_float(simple_within), as_float(measure_seconds)
     measured = are_measured(prices, machine)
     if sharded_updates and isinstance(graph, ComputationGraph):
         raise UsageError(f"sharded_updates=True: {shortened(graph.name)} is exported already; give its mtf.Graph, or "
@@ -130,9 +131,9 @@ def _check(devices: int, method: str, mesh: Sequence[tuple[str, int]] | None, st
     """Raises UsageError for the first argument of `find_strategy` that is none, or that goes with no other."""
     if type(devices) is not int or devices < 1:
         raise UsageError(f"devices={shortened(devices)}: there must be at least one device")
-    if not (isinstance(simple_within, Real) and simple_within >= 0.0):
+    if not as_float(simple_within) >= 0.0:
         raise UsageError(f"simple_within={shortened(simple_within)}: give a fraction of at least 0, such as 0.01")
-    if not (memory_limit is None or (isinstance(memory_limit, Real) and memory_limit >= 0.0)):
+    if not (memory_limit is None or as_float(memory_limit) >= 0.0):
         raise UsageError(f"memory_limit={shortened(memory_limit)}: give a number of bytes, or None")
     if not (mesh is None or (isinstance(mesh, (tuple, list)) and all(
             isinstance(axis, (tuple, list)) and list(map(type, axis)) == [str, int] and axis[1] > 0 for axis in mesh))):

@@ -1,6 +1,7 @@
 """The other searches against each other, and the registry."""
 
 import itertools
+import math
 import pathlib
 import time
 
@@ -11,6 +12,7 @@ from random_networks import random_network
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.search import Solution, methods, pase, register, registry, solve
 from pase_mtf.search.network import CostNetwork, NetworkEdge
+from pase_mtf.search.peak import minimise_within_peak
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
 
@@ -139,6 +141,46 @@ def test_k_best_is_exact_on_integers():
     listed = {assignment for _, assignment in found}
     for other in neighbours:
         assert other in listed or network.cost(other) >= found[-1][0]
+
+
+def _small():
+    rng, every = np.random.default_rng(0), np.arange(3)
+    return CostNetwork([rng.random(3) for _ in range(4)],
+                       [NetworkEdge(layer, layer + 1, rng.random((3, 3)), every, every) for layer in range(3)])
+
+
+@pytest.mark.parametrize("much", [10 ** 400, float("inf")])
+def test_numbers_larger_than_any_float_are_without_limit(much):
+    network, usage = _small(), [np.ones(3)] * 4
+    best = solve(network, "brute_force").cost
+    for method, options in (
+            ("exact", {"search_memory": much}), ("exact", {"memory": usage, "memory_limit": much}),
+            ("pase", {"memory": much}), ("k_best", {"search_memory": much, "time_limit": much})):
+        assert solve(network, method, **options).cost == pytest.approx(best, rel=1e-12)
+    for method, options in (("exact", {"gap": much}), ("exact", {"memory": usage, "memory_limit": 99, "gap": much}),
+                            ("mcmc", {"beta": much, "proposals": 1000})):
+        assert solve(network, method, **options).cost >= best * (1 - 1e-12)
+    found = minimise_within_peak(network, {0: usage}.get, lambda choice: (float(len(choice)), 0), much)
+    assert found.cost == pytest.approx(best, rel=1e-12)
+
+
+def test_counts_larger_than_any_float():
+    network = _small()
+    every = solve(network, "k_best", k=10 ** 400).statistics
+    assert every["complete"]
+    assert len(every["strategies"]) == math.prod(network.sizes)
+    assert solve(network, "mcmc", proposals=10 ** 400, time_limit=0.05).statistics["proposals"] > 0
+
+
+@pytest.mark.parametrize("wrong", ["1GB", float("nan"), True, [1], -1])
+def test_options_that_are_no_numbers_are_said(wrong):
+    network = CostNetwork([[1.0, 2.0]], [])
+    for method, options in (
+            ("pase", {"memory": wrong}), ("mcmc", {"beta": wrong}), ("exact", {"search_memory": wrong}),
+            ("exact", {"memory": [[1.0, 1.0]], "memory_limit": wrong}), ("k_best", {"k": wrong})):
+        with pytest.raises(UsageError, match=r"give|ask for") as caught:
+            solve(network, method, **options)
+        assert "\n" not in str(caught.value)
 
 
 def test_unknown_names_offer_the_nearest():

@@ -418,6 +418,18 @@ def test_bad_arguments(graph):
         evaluate_strategy(graph, [Configuration((("batch", 8),))] * 3, 4, Machine.load("1080ti"))
 
 
+def test_numbers_larger_than_any_float_are_without_limit(graph):
+    free = find_strategy(graph, 8, "1080ti")
+    found = find_strategy(graph, 8, "1080ti", memory_limit=10 ** 400, time_limit=10 ** 400, measure_seconds=10 ** 400)
+    assert found.configurations == free.configurations
+    simple = find_strategy(graph, 8, "1080ti", simple_within=10 ** 400)
+    assert simple.configurations == data_parallel(graph, 8)
+    options = {"simulate": 1, "beta": 10 ** 400, "proposals": 10 ** 400}
+    assert find_strategy(graph, 8, "1080ti", "mcmc", time_limit=0.2, **options).search["simulated"] > 1
+    with pytest.raises(UsageError, match="a chain without end"):
+        find_strategy(graph, 8, "1080ti", "mcmc", simulate=1, time_limit=10 ** 400)
+
+
 def test_any_split_can_be_priced(graph):
     rng = np.random.default_rng(0)
     machine = Machine.load("h100")
