@@ -7,11 +7,11 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-from pase_mtf.amounts import bytes_text
+from pase_mtf.amounts import bytes_text, gap_text
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.search.frontier import FrontierPoint
-from pase_mtf.search.registry import relative_gap
+from pase_mtf.strategy.choosing import gap_above
 from pase_mtf.strategy.within import Priced, frontier_of
 
 __all__ = ["Choice", "Fitting"]
@@ -61,15 +61,16 @@ class Fitting:
 
     @property
     def gap(self) -> float:
-        """By what fraction another program may be cheaper; 0: proven that none is."""
-        return max(0.0, relative_gap(self.seconds, self.lower_bound))
+        """By what fraction it takes longer than the fastest program, at most; 0: proven that none is faster."""
+        return gap_above(self.seconds, self.lower_bound)
 
     def text(self) -> str:
         """For people, a line."""
         count, blocks = self.choice
         parts = [f"microbatches: {count}"] * self.in_pieces
         parts += [] if self.of is None else [f"computed again: {', '.join(blocks) or 'none'} of {self.of} blocks"]
-        proof = "proven to be the fastest" if self.gap <= 0.0 else f"others may be {100 * self.gap:.2g} % faster"
+        proof = ("proven to be the fastest" if self.gap <= 0.0 else
+                 gap_text(self.gap, "the fastest") if math.isfinite(self.gap) else "the fastest")
         return (f"{', '.join(parts)}: {1e3 * self.seconds:.2f} ms a step in "
                 f"{bytes_text(self.tried[self.choice].nbytes)} per device{self._beside()}; {proof} of "
                 f"{len(self.tried)} programs looked at{', by the rates of the machine' * self.then_measured}")

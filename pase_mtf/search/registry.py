@@ -55,7 +55,8 @@ class Solution:
 
 
 def relative_gap(cost: float, lower_bound: float) -> float:
-    """How far the cost can be above the least one, relative to it."""
+    """How far the cost can be above the least one, as a fraction of the cost: with a half of it, it may be twice the
+    least."""
     if cost <= lower_bound:
         return 0.0
     if not math.isfinite(cost) or not math.isfinite(lower_bound) or cost == 0:
@@ -99,7 +100,7 @@ def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | No
       method: a name of `methods()`.
       time_limit: seconds after which the search returns the best it has, with an honest gap; of searches that can stop
         early. None: no limit.
-      gap: relative gap at which the search may stop; of searches that have a bound before they are done.
+      gap: at which the search may stop, a fraction of the cost; of searches that have a bound before they are done.
       progress: told how the search is getting on. True: shows a progress bar once that takes more than a second.
       **options: of that method; see its docstring.
 

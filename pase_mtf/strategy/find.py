@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.search import Solution, methods, solve
 from pase_mtf.search.budget import Budget
 from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels
-from pase_mtf.strategy.choosing import simpler
+from pase_mtf.strategy.choosing import gap_above, simpler
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import BY_HAND, by_hand, start_by_hand
 from pase_mtf.strategy.kernels_text import untraced_text
@@ -75,9 +76,10 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
         optimizer's slots. (Of a ComputationGraph `export_graph` decides that.)
       known: a strategy, a configuration per layer, for "exact" with a memory limit that it keeps: what the search finds
         costs no more.
-      **options: passed to the search (`gap`, `progress`, and those of the method); `time_limit`: seconds for all that
-        is searched and simulated once the costs are there. "mcmc" on simulated steps takes `initial`, `proposals`,
-        `time_limit`, `seed` and `beta` only, measured prices `seed` only, a method written by hand none.
+      **options: passed to the search (`progress`, and those of the method). `gap`: by what fraction it may cost more
+        than the cheapest. `time_limit`: seconds for all that is searched and simulated once the costs are there. "mcmc"
+        on simulated steps takes `initial`, `proposals`, `time_limit`, `seed` and `beta` only, measured prices `seed`
+        only, a method written by hand none.
 
     Returns:
       The strategy, with its predicted cost by part.
@@ -118,7 +120,8 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
     solution, simulated = _solved(priced, method, memory_limit, simulate, known, options)
     found = price_assignment(method, priced, solution.assignment, {
         "seconds": time.perf_counter() - start, "build_seconds": built - start, "optimal": solution.optimal,
-        "gap": solution.gap, "lower_bound": solution.lower_bound, "layers": len(graph.layers),
+        "gap": 0.0 if solution.optimal else gap_above(solution.cost, solution.lower_bound),
+        "lower_bound": solution.lower_bound, "layers": len(graph.layers),
         "configurations": sum(map(len, priced.configurations)), "method": method, **simulated})
     found.search.update({"useful_devices": useful_devices(graph, found.configurations),
                          "suggested_devices": fuller_devices(graph, devices, found.configurations)})
@@ -162,6 +165,8 @@ def _check(devices: int, method: str, mesh: Sequence[tuple[str, int]] | None, st
 def _solved(priced: PricedNetwork, method: str, memory_limit: float | None, simulate: int | None,
             known: Sequence[Configuration] | None, options: dict[str, Any]) -> tuple[Solution, SearchReport]:
     """The assignment that a method finds, and what is to be said of simulated steps."""
+    if (above := as_float(options.get("gap"))) >= 0.0:  # the search says what is wrong with another
+        options["gap"] = _of_the_cost(above)
     if method == "mcmc" and simulate:
         return walk_simulated(priced, **options)
     if method != "exact":
@@ -210,6 +215,11 @@ def _by_measured_kernels(graph: object, devices: int, machine: GivenMachine, met
     return found
 
 
+def _of_the_cost(gap: float) -> float:
+    """A gap above the least as searches count it, of the cost: what is 25 % above the least is a fifth of the cost."""
+    return gap / (1.0 + gap) if gap < math.inf else gap
+
+
 def least_seconds(graph: ComputationGraph, devices: int, machine: Machine, memory_limit: float | None = None,
                   gap: float = 0.0) -> float:
     """What a step of the cheapest strategy takes: `find_strategy(...).seconds`, without the strategy itself.
@@ -221,5 +231,5 @@ def least_seconds(graph: ComputationGraph, devices: int, machine: Machine, memor
     Raises:
       InfeasibleError: no strategy satisfies the limit.
     """
-    priced, options = build_network(graph, machine, devices), {"certificate": False, "gap": gap}
+    priced, options = build_network(graph, machine, devices), {"certificate": False, "gap": _of_the_cost(gap)}
     return priced.breakdown(solve_within(priced, memory_limit, options, patience=1.0).assignment).total

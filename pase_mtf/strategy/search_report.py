@@ -60,7 +60,8 @@ class SearchReport(PricedByKernels, total=False):
       method: of the search.
       seconds, build_seconds: of the search, and of building its network.
       optimal: whether the cost is proven to be the least.
-      gap, lower_bound: fraction by which the cost may be above the least, and the seconds it cannot be below.
+      gap, lower_bound: by what fraction of the least the cost may be above it (inf: no bound is known; a Solution's gap
+        is a fraction of the cost), and the seconds it cannot be below.
       memory_limit: bytes per device within which it was searched by measured kernels; not there without a limit.
       layers, configurations: of the network, the second over all layers.
       assumed: what the predictions rest on that is not known of the graph.

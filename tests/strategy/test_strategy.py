@@ -1,5 +1,6 @@
 """Strategies: found, shown, compared, saved; experts as the papers describe them."""
 
+import dataclasses
 import functools
 import json
 import subprocess
@@ -133,6 +134,25 @@ def test_the_least_seconds_are_those_of_the_strategy(graph, monkeypatch):
     assert find.least_seconds(graph, 8, machine) == found.seconds
     assert find.least_seconds(graph, 8, machine, limit) == within.seconds > found.seconds
     assert within.seconds <= find.least_seconds(graph, 8, machine, limit, gap=0.1) <= 1.1 * within.seconds
+
+
+def test_what_is_not_proven_is_told_as_a_fraction_of_the_least(graph, monkeypatch):
+    """Searches count it as one of the cost: with a half of that, a step may take twice as long as the fastest."""
+    asked = []
+
+    def halfway(priced, limit, options, *given, plain=find.solve_within, **others):
+        asked.append(options.get("gap", 0.0))
+        solution = plain(priced, limit, options, *given, **others)
+        return dataclasses.replace(solution, lower_bound=solution.cost / 2, gap=0.5, optimal=False)
+    monkeypatch.setattr(find, "solve_within", halfway)
+    for gap in (0.0, 1.0, 10 ** 400):
+        found = find_strategy(graph, 8, "1080ti", simulate=0, gap=gap)
+        assert found.search["gap"] == 1.0
+        assert "at most 100 % above the optimum" in str(found)
+    find.least_seconds(graph, 8, Machine.load("1080ti"), gap=1.0)
+    assert asked == [0.0, 0.5, float("inf"), 0.5]
+    with pytest.raises(UsageError, match="gap of -1; give 0 or more"):
+        find_strategy(graph, 8, "1080ti", gap=-1)
 
 
 def test_a_memory_limit_is_kept_and_costs_no_more_than_it_must(graph):

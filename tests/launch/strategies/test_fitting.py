@@ -11,7 +11,7 @@ from pase_mtf.errors import InfeasibleError
 from pase_mtf.launch.arms.program import exported
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
-from pase_mtf.launch.reports.fitting import Choice
+from pase_mtf.launch.reports.fitting import Choice, Fitting
 from pase_mtf.launch.strategies import fitting
 from pase_mtf.launch.strategies.fitting import cheapest_counts, fitting_program
 from pase_mtf.models.blocks import blocks_of, choices_of, sets_of
@@ -160,6 +160,16 @@ def test_by_which_prices_a_program_is_the_fastest_is_said(prices, says):
     plan = _plan("alexnet", "1", 4, microbatches="auto", memory_limit="1GB")
     plan = dataclasses.replace(plan, options=dataclasses.replace(plan.options, prices=prices))
     assert fitting_program(plan, plan.machine).text().endswith(says)
+
+
+@pytest.mark.parametrize(("bound", "gap", "says"), [
+    (2.0, 0.0, "proven to be the fastest of 1"), (1.0, 1.0, "; at most 100 % above the fastest of 1"),
+    (0.0, math.inf, "; the fastest of 1")])
+def test_how_far_a_program_may_be_from_the_fastest(bound, gap, says):
+    choice = Choice(2, ())
+    found = Fitting(choice, True, None, {choice: Priced(2.0, bound, 1e9)}, bound, 2.0, 1e9)
+    assert found.gap == gap
+    assert says in found.text()
 
 
 @pytest.mark.parametrize(("model", "mesh", "batch", "flags", "says"), [
