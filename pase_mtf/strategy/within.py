@@ -21,6 +21,7 @@ from pase_mtf.search.budget import Budget
 from pase_mtf.search.frontier import FrontierPoint
 from pase_mtf.search.memory import least_memory
 from pase_mtf.search.peak import minimise_within_peak
+from pase_mtf.search.registry import relative_gap
 from pase_mtf.strategy.experts import data_parallel
 
 __all__ = ["Priced", "StrategiesWithin", "frontier_of", "solve_within"]
@@ -74,6 +75,10 @@ def frontier_of(priced: PricedNetwork, points: int, time_limit: float | None = N
       points: how many limits, both ends included.
       time_limit: seconds for each of them.
 
+    Returns:
+      the points by rising limit. What was found for a lower limit is kept where the search finds nothing cheaper, so
+      costs never rise; bound, gap and proof are those of the higher limit even so.
+
     Raises:
       UsageError: fewer than two points.
       InfeasibleError: no assignment is finite, or none was found in that time.
@@ -87,10 +92,15 @@ def frontier_of(priced: PricedNetwork, points: int, time_limit: float | None = N
     least = priced.peak_memory(lightest.assignment)[0]
     found: list[FrontierPoint] = []
     for limit in np.linspace(least, most, points).tolist():
+        # What was found for a lower limit keeps this one as well.
+        kept = found[-1].solution if found else lightest
         solution = lightest if limit == least else cheapest if limit == most else solve_within(
-            priced, limit, options, cheapest)
-        if found and found[-1].solution.cost < solution.cost:
-            solution = dataclasses.replace(found[-1].solution, lower_bound=solution.lower_bound)
+            priced, limit, {**options, "initial": kept.assignment}, cheapest)
+        if kept.cost < solution.cost:
+            # Only the assignment: with more memory there may be a cheaper one, so a bound or proof from below is none.
+            bound = min(solution.lower_bound, kept.cost)
+            solution = dataclasses.replace(kept, lower_bound=bound, gap=relative_gap(kept.cost, bound),
+                                           optimal=bound >= kept.cost, certificate=None)
         found.append(FrontierPoint(limit, priced.peak_memory(solution.assignment)[0], solution))
     return tuple(found)
 

@@ -15,7 +15,7 @@ from pase_mtf.errors import FormatError, InfeasibleError, MismatchError, UsageEr
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Machine
-from pase_mtf.strategy import find, strategy
+from pase_mtf.strategy import find, strategy, within
 from pase_mtf.strategy.experts import (
     batch_dim,
     configurations_of_layout,
@@ -190,6 +190,26 @@ def test_what_memory_buys_ends_at_the_strategy_found(graph, tmp_path):
     found.save(tmp_path / "strategy.json")
     with pytest.raises(UsageError, match="knows no prices"):
         Strategy.load(tmp_path / "strategy.json").memory_frontier()
+
+
+def test_what_memory_buys_keeps_no_proof_of_less_memory(graph, monkeypatch):
+    """Where a search with more memory finds nothing cheaper; and it is told of what is known to fit."""
+    told = []
+
+    def hurried(priced, limit, options, cheapest, plain=within.solve_within):
+        told.append(options["initial"])
+        found = plain(priced, limit, options, cheapest)
+        return found if len(told) == 1 else dataclasses.replace(
+            found, cost=2 * found.cost, lower_bound=0.5 * cheapest.cost, gap=0.75, optimal=False)
+    monkeypatch.setattr(within, "solve_within", hurried)
+    points = find_strategy(graph, devices=8, machine=Machine.load("h100")).memory_frontier(points=4, time_limit=60.0)
+    least, first, second, most = (point.solution for point in points)
+    assert told == [least.assignment, first.assignment]
+    assert first.optimal
+    assert (second.assignment, second.cost, points[2].memory) == (first.assignment, first.cost, points[1].memory)
+    assert not second.optimal
+    assert second.lower_bound == 0.5 * most.cost
+    assert second.gap == pytest.approx(1 - second.lower_bound / second.cost)
 
 
 @pytest.mark.parametrize("start", ["data_parallel", "expert"])
