@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pase_mtf.errors import InfeasibleError
-from pase_mtf.search.budget import Budget
+from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.search.budget import Budget, DoesNotFitError
 from pase_mtf.search.depth_first import descend, descent_bytes
 from pase_mtf.search.elimination import eliminate
 from pase_mtf.search.elimination_plan import Plan
@@ -144,9 +144,13 @@ class Minimiser:
         budget.require(state)
         try:
             found = reduce(packed, self._active, messages, keep=True, budget=budget.less(state))
-        except MemoryError:
-            budget.require(state + packed.bytes)
-            raise
+        except DoesNotFitError as error:
+            # Edges that share a matrix need one each where each loses other classes. What is infinite at a vertex may
+            # stay, as passes never send it; what an edge forbids may not: infinity would be taken from infinity.
+            if packed.values.max(initial=-np.inf) == np.inf:
+                budget.require(state + error.needed)
+                raise
+            found = Reduction.nothing(packed, Potentials.none(packed) if messages is None else messages)
         self._room = budget.memory - state - (found.network.bytes if found.network.values is not packed.values else 0)
         return found
 
@@ -363,10 +367,11 @@ class Minimiser:
             return False
         own = part.original
         part = part._replace(original=(np.arange(len(own)) - np.repeat(part.first[:-1], part.domains)).astype(np.int32))
-        search = Minimiser(part, budget=budget, cutoff=self.cost, unit=self._unit, thorough=False, messages=messages)
         try:
+            search = Minimiser(part, budget=budget, cutoff=self.cost, unit=self._unit, thorough=False,
+                               messages=messages)
             search.run(most_nodes=1)
-        except InfeasibleError:
+        except (InfeasibleError, UsageError):  # or even of these few too much is forbidden for the memory
             return False
         if search.best is None:
             return False

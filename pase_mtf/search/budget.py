@@ -9,12 +9,25 @@ import time
 from pase_mtf.arguments import as_float
 from pase_mtf.errors import UsageError, shortened
 
-__all__ = ["SEARCH_MEMORY", "Budget"]
+__all__ = ["SEARCH_MEMORY", "Budget", "DoesNotFitError"]
 
 SEARCH_MEMORY = 2 << 30
 """Bytes that a search may hold unless told otherwise."""
 _FOREVER = 1e18
 """Seconds; more of them make no difference."""
+
+
+class DoesNotFitError(MemoryError):
+    """Something is not made, as it would be larger than the memory that is left.
+
+    Attributes:
+      needed: bytes that it takes.
+    """
+
+    def __init__(self, what: str, needed: int) -> None:
+        """Takes what it is, and its bytes."""
+        super().__init__(f"{needed} bytes for {what}")
+        self.needed = needed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,6 +87,10 @@ class _Sets:
             search.run()
         except InfeasibleError:
             return None
+        except UsageError as error:  # what is said of the first set holds for the network
+            if not self._held:
+                raise
+            raise MemoryError from error
         if not search.proven:
             raise MemoryError if "stopped" in search.statistics else TimeoutError
         if search.best is None:

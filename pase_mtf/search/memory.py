@@ -158,6 +158,10 @@ class _Search:
             return math.inf, None
         except TimeoutError:
             return -math.inf, None
+        except UsageError:  # what is said of the first node holds for the network; a later one may need more
+            if self.nodes <= 1:
+                raise
+            return -math.inf, None
         finally:
             if self.patience < math.inf:
                 self.budget, self.search_budget = (budget.until(time.perf_counter() + self.patience)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.search.budget import Budget
+from pase_mtf.search.budget import Budget, DoesNotFitError
 from pase_mtf.search.compiled import compiled, seconds_now
 from pase_mtf.search.network import CostNetwork
 
@@ -346,6 +346,11 @@ class Reduction(NamedTuple):
     edges: np.ndarray
     classes: np.ndarray
 
+    @classmethod
+    def nothing(cls, packed: Packed, messages: Potentials) -> Reduction:
+        """The network as it is."""
+        return cls(packed, messages, np.arange(len(packed.matrix)), np.zeros(0, np.int64))
+
 
 def reduce(packed: Packed, active: np.ndarray, messages: Potentials | None = None, *,
            keep: bool = False, budget: Budget | None = None) -> Reduction:
@@ -362,7 +367,7 @@ def reduce(packed: Packed, active: np.ndarray, messages: Potentials | None = Non
     Raises:
       InfeasibleError: a vertex has no configuration left.
       TimeoutError: the time is over.
-      MemoryError: the matrices do not fit the memory.
+      DoesNotFitError: the matrices are larger than the memory.
     """
     budget = budget or Budget(memory=math.inf)
     if messages is None:
@@ -370,7 +375,7 @@ def reduce(packed: Packed, active: np.ndarray, messages: Potentials | None = Non
     forbidden = packed.most == np.inf
     if keep and not forbidden and active.all() and (
             len(packed.values) > _LARGE or not (packed.domains == 1)[packed.ends].any()):
-        return Reduction(packed, messages, np.arange(len(packed.matrix)), np.zeros(0, np.int64))
+        return Reduction.nothing(packed, messages)
     # Most networks forbid nothing, and never need this kernel.
     if forbidden and not _make_consistent(packed, active, seconds_now() + budget.seconds):
         raise TimeoutError
@@ -400,7 +405,7 @@ def reduce(packed: Packed, active: np.ndarray, messages: Potentials | None = Non
         if size < 0:
             raise TimeoutError
         if size > len(values):
-            raise MemoryError(f"{8 * size} bytes for the matrices")
+            raise DoesNotFitError("the matrices", 8 * size)
         matrix = new_matrix
     network = _assemble(first, unary, packed.original[kept], values, matrix, ends, extents, classes, classes_at,
                         constant, (float(min(least, unary.min(initial=np.inf))),

@@ -1,5 +1,6 @@
 """What a search may use: time by a clock of our own, memory by what fits, and depth not at all."""
 
+import dataclasses
 import functools
 import itertools
 import sys
@@ -410,6 +411,40 @@ def test_costs_that_cannot_be_added_up():
             with pytest.raises(UsageError, match="larger unit"):
                 solve(network)
     assert solve(CostNetwork([[1e290, np.inf]], [])).cost == 1e290
+
+
+def forbidden_in_turn(layers=20, configurations=300):
+    """A chain whose layers share a matrix, and each of which forbids another of its configurations."""
+    rng, every = np.random.default_rng(0), np.arange(configurations)
+    costs, vectors = rng.random((configurations, configurations)), [rng.random(configurations) for _ in range(layers)]
+    for layer, vector in enumerate(vectors):
+        vector[layer] = np.inf
+    return CostNetwork(vectors, [NetworkEdge(layer, layer + 1, costs, every, every) for layer in range(layers - 1)])
+
+
+@pytest.mark.parametrize("method", ["exact", "memory", "k_best"])
+def test_what_is_forbidden_need_not_be_left_out(method):
+    """Without it layers would no longer share their matrix: 13.6 MB of copies."""
+    network, options = forbidden_in_turn(), {}
+    if method == "memory":
+        method, options = "exact", {"memory": [np.ones(300)] * 20, "memory_limit": 20.0}
+    found = solve(network, method, search_memory=1e7, **options)
+    assert found.optimal
+    assert found.cost == solve(network, certificate=False).cost
+
+
+@pytest.mark.parametrize("method", ["exact", "memory", "k_best"])
+def test_what_has_to_be_left_out_and_does_not_fit_is_refused_with_the_bytes_that_it_takes(method):
+    """A pair that an edge forbids."""
+    network, options = forbidden_in_turn(), {}
+    costs = network.edges[0].matrix.copy()
+    costs[5, 7] = np.inf
+    network = CostNetwork(network.vectors, [dataclasses.replace(edge, matrix=costs) for edge in network.edges])
+    if method == "memory":
+        method, options = "exact", {"memory": [np.ones(300)] * 20, "memory_limit": 20.0}
+    with pytest.raises(UsageError, match=r"of 1e\+07 bytes: this network needs 1\.\d+e\+07 at least; raise"):
+        solve(network, method, search_memory=1e7, **options)
+    assert solve(network, method, search_memory=1e8, **options).optimal
 
 
 def test_more_strategies_than_fit():
