@@ -93,9 +93,34 @@ def test_machines(files, tmp_path, where, value):
     (("search", "gap"), None), (("surprise",), 1), (("graph_hash",), 5), (("search", "trial"), []),
     (("search", "trial"), {"milliseconds": {}, "steps": 5, "taken": []}),
     (("search", "trial"), {"milliseconds": {"search": [10 ** 400, 1.0]}, "steps": 5, "taken": "search"}),
-    (("search", "trial"), {"milliseconds": {"search": [1.0, 1.0]}, "steps": 5, "taken": "expert"})])
+    (("search", "trial"), {"milliseconds": {"search": [1.0, 1.0]}, "steps": 5, "taken": "expert"}),
+    *((("search", name), value) for name, value in (
+        ("assumed", 5), ("assumed", "all"), ("assumed", [5]), ("memory_limit", "1GB"), ("memory_limit", None),
+        ("lower_bound", "0"), ("lower_bound", True), ("lower_bound", 10 ** 400), ("simpler", 5),
+        ("best_seconds", [1.0]), ("seconds", "1"), ("seconds", 10 ** 400), ("build_seconds", None), ("layers", 2.0),
+        ("configurations", "many"), ("configurations", 10 ** 400), ("method", 5), ("gap", "0"), ("optimal", None)))])
 def test_strategies(files, tmp_path, where, value):
     refused(tmp_path, "strategy", changed(files["strategy"], where, value))
+
+
+@pytest.mark.parametrize("missing", [("gap",), ("optimal",), ("gap", "optimal")])
+def test_a_simpler_strategy_is_told_with_its_gap(files, tmp_path, missing):
+    data = copy.deepcopy(files["strategy"])
+    data["search"].update(simpler="data_parallel", best_seconds=1.0)
+    path = tmp_path / "strategy.json"
+    path.write_text(json.dumps(data))
+    assert Strategy.load(path).search["simpler"] == "data_parallel"
+    for name in missing:
+        del data["search"][name]
+    refused(tmp_path, "strategy", json.dumps(data))
+
+
+def test_bounds_may_be_infinite(tmp_path):
+    graph, path = perceptron((8, 16, 8), batch=16), tmp_path / "strategy.json"
+    found = find_strategy(graph, 8, "h100", "mcmc", proposals=10)
+    found.save(path)
+    assert Strategy.load(path) == found
+    assert found.search["lower_bound"] == -float("inf")
 
 
 @pytest.mark.parametrize(("where", "value"), [

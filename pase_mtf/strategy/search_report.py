@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import typing
+from collections.abc import Callable, Mapping
 from typing import TypedDict
 
-__all__ = ["KernelsReport", "PricedByKernels", "SearchReport", "Trial"]
+from pase_mtf.arguments import as_float
+from pase_mtf.errors import shortened
+
+__all__ = ["KernelsReport", "PricedByKernels", "SearchReport", "Trial", "foreign_entry", "is_number"]
+
+_MOST_COUNTED = 2 ** 53
 
 
 class Trial(TypedDict):
@@ -98,3 +107,37 @@ class SearchReport(PricedByKernels, total=False):
     first_simulated_seconds: float
     overlap: float
     trial: Trial
+
+
+def is_number(value: object) -> bool:
+    """Whether what stands in a file is a number that a float can be: an integer may be larger than any."""
+    return type(value) is float or (type(value) is int and math.isfinite(as_float(value)))
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MOST_COUNTED
+
+
+def _are_sentences(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+
+
+_CHECKS: dict[object, Callable[[object], bool]] = {
+    float: is_number, int: _is_count, bool: lambda value: isinstance(value, bool),
+    str: lambda value: isinstance(value, str), list[str]: _are_sentences}
+"""Declared type of an entry of a SearchReport -> whether something is of it; the others have checks of their own."""
+
+
+@functools.cache
+def _declared() -> dict[str, object]:
+    return typing.get_type_hints(SearchReport)
+
+
+def foreign_entry(search: Mapping[str, object]) -> str:
+    """The first entry of what stands in a file as a search that is of another type than a search tells, with what
+    stands there; empty where none is."""
+    for name, declared in _declared().items():
+        check = _CHECKS.get(declared)
+        if name in search and check is not None and not check(search[name]):
+            return f"{name} of {shortened(search[name])}"
+    return ""

@@ -30,7 +30,7 @@ from pase_mtf.strategy.devices import devices_text
 from pase_mtf.strategy.experts import BY_HAND
 from pase_mtf.strategy.judged_text import is_judged, is_trial, judged_text, trial_text
 from pase_mtf.strategy.kernels_text import is_report, kernels_text
-from pase_mtf.strategy.search_report import SearchReport
+from pase_mtf.strategy.search_report import SearchReport, foreign_entry
 from pase_mtf.strategy.simulated import is_simulated
 from pase_mtf.strategy.tables import LayerSeconds, alternatives_table, difference_table, layers_table, seconds_by_kind
 from pase_mtf.strategy.within import frontier_of
@@ -351,8 +351,8 @@ class Strategy:
         if not (type(useful) in (int, float) and 0 <= useful <= self.devices * (1 + _SAME)
                 and (suggested is None or (type(suggested) is int and 0 < suggested <= self.devices))):
             return f"useful devices of {shortened(useful)}, {shortened(suggested)}"
-        if "optimal" in self.search and not (
-                isinstance(self.search["optimal"], bool) and isinstance(self.search.get("gap"), float)):
+        if not self.search.keys().isdisjoint(("optimal", "simpler")) and not (
+                isinstance(self.search.get("optimal"), bool) and isinstance(self.search.get("gap"), float)):
             return f"a search of {shortened(self.search)}"
         if "kernels" in self.search and not is_report(self.search["kernels"]):
             return f"kernels of {shortened(self.search['kernels'])}"
@@ -360,6 +360,8 @@ class Strategy:
             return f"simulated steps of {shortened(self.search)}"
         if "trial" in self.search and not is_trial(self.search["trial"]):
             return f"steps that were tried of {shortened(self.search['trial'])}"
+        if foreign := foreign_entry(self.search):
+            return foreign
         for name, configuration in zip(self.layer_names, self.configurations, strict=True):
             if configuration.devices > self.devices:
                 return f"layer {shortened(name)} is split over {configuration.devices} of {self.devices} devices"
