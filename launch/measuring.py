@@ -293,12 +293,12 @@ def _fill(prices: MeasuredPrices, graph: ComputationGraph, mesh: MeshFlag, left:
           tell: Telling) -> Iterator[str]:
     """Measures what strategies of a program run; what that showed, a line per strategy."""
     # They load numba.
-    from pase_mtf.strategy.experts import data_parallel, expert
+    from pase_mtf.strategy.experts import data_parallel, expert, expert_axes
     from pase_mtf.strategy.kernels_text import untraced_text
     found = prices.find(seconds=left(), prove=prove)
     yield _line("search", found)
     for name, by_hand in (("data_parallel", lambda: data_parallel(graph, mesh.devices)),
-                          ("expert", lambda: expert(graph, mesh.devices, mesh.axes or None))):
+                          ("expert", lambda: expert(graph, mesh.devices, expert_axes(graph, mesh.axes)))):
         try:
             configurations = by_hand()
         except InfeasibleError:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pytest
-from small_graphs import perceptron
+from small_graphs import dense, perceptron
 
 import pase_mtf
 from pase_mtf.arguments import checked_arguments
@@ -17,6 +17,7 @@ from pase_mtf.calibration import load
 from pase_mtf.compat import mtf, tf
 from pase_mtf.epochs.curve import Run
 from pase_mtf.errors import UsageError
+from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.machine.machine import Machine
 
@@ -199,7 +200,8 @@ def test_numbers_of_numpy_are_numbers_in_collections():
     assert [type(size) for _, size in given] == [int, int]
     assert (pair, type(pair[0]), text) == ((3, "x"), int, "y")
     assert _nested(mesh=mesh)[1] is mesh
-    strategy = pase_mtf.find_strategy(perceptron((8, 8), batch=8), 4, "h100", "expert",
+    graph = ComputationGraph("attention", (dense("layer", 8, 8, 8, dims=("batch", "d_model", "heads")),), (), 4)
+    strategy = pase_mtf.find_strategy(graph, 4, "h100", "expert",
                                       mesh=[("rows", np.int64(2)), ("cols", np.int64(2))])
     assert strategy.devices == 4
 

@@ -26,6 +26,7 @@ from pase_mtf.strategy.experts import (
     configurations_of_layout,
     data_parallel,
     expert,
+    expert_axes,
     most_devices,
     start_by_hand,
     zero,
@@ -74,7 +75,7 @@ def possible_arms(plan: Plan, graph: ComputationGraph) -> tuple[ArmName, ...]:
 def _fitting_expert(arm: ArmName, plan: Plan, graph: ComputationGraph) -> ArmName:
     mesh = plan.options.mesh_flag
     try:
-        expert(graph, mesh.devices, mesh.axes or None)
+        expert(graph, mesh.devices, expert_axes(graph, mesh.axes))
     except InfeasibleError:
         count = most_devices(expert, graph, mesh.devices)
         if count > 1:
@@ -205,7 +206,7 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
         return prices.find(seconds=seconds, later_seconds=_LATER_SHARE * seconds, simple_within=SIMPLE_WITHIN,
                            memory_limit=None if math.isinf(limit) else limit, known=known)
     if prices is not None and arm.method.startswith("mcmc"):
-        begin = start_by_hand(graph, mesh.devices, *_start_of(arm, plan))
+        begin = start_by_hand(graph, mesh.devices, *_start_of(arm, plan, graph))
         return prices.improve(begin, "mcmc", seconds=seconds, seed=seed)
     if prices is not None:
         end = time.monotonic() + seconds
@@ -230,10 +231,10 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
         case "expert" if arm.argument:
             return given(expert(graph, int(arm.argument)))
         case "expert":
-            return find(method="expert", mesh=mesh.axes or None)
+            return find(method="expert", mesh=expert_axes(graph, mesh.axes))
         case "mcmc" | "mcmc_expert":
             # FlexFlow's search, from either of its two starts.
-            start, axes = _start_of(arm, plan)
+            start, axes = _start_of(arm, plan, graph)
             budget: dict[str, Any] = ({"simulate": 1, "proposals": _PROPOSALS, "time_limit": _MCMC_SECONDS}
                       if is_simulated(machine, mesh.devices) else {})
             return find(method="mcmc", mesh=axes, start_from=start, seed=seed, **budget)
@@ -248,9 +249,10 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
     return _load(arm.argument, plan, graph, machine)
 
 
-def _start_of(arm: ArmName, plan: Plan) -> tuple[str, tuple[tuple[str, int], ...] | None]:
+def _start_of(arm: ArmName, plan: Plan, graph: ComputationGraph) -> tuple[str, Sequence[tuple[str, int]] | None]:
     """Where a chain begins: the strategy by hand, and the mesh for it."""
-    return ("expert", plan.options.mesh_flag.axes or None) if arm.method == "mcmc_expert" else ("data_parallel", None)
+    return (("expert", expert_axes(graph, plan.options.mesh_flag.axes)) if arm.method == "mcmc_expert" else
+            ("data_parallel", None))
 
 
 def _load(path: str, plan: Plan, graph: ComputationGraph, machine: Machine) -> Strategy:

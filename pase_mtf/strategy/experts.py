@@ -15,8 +15,8 @@ from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer
 from pase_mtf.graph.configurations import Configuration
 
-__all__ = ["BY_HAND", "batch_dim", "by_hand", "configurations_of_layout", "data_parallel", "expert", "most_devices",
-           "start_by_hand", "zero"]
+__all__ = ["BY_HAND", "batch_dim", "by_hand", "configurations_of_layout", "data_parallel", "expert", "expert_axes",
+           "most_devices", "start_by_hand", "zero"]
 
 BY_HAND = ("data_parallel", "expert", "zero")
 """The strategies that are written down, not searched for."""
@@ -149,16 +149,19 @@ def expert(graph: ComputationGraph, devices: int,
       graph: the computation graph.
       devices: p.
       mesh: two axes (name, size): the batch's, then the other's, for the transformer's layout (default: the paper's
-        mesh, or one as square as p allows).
+        mesh, or one as square as p allows); other networks have none (`expert_axes`).
 
     Raises:
       InfeasibleError: the batch does not split over this many devices, or an axis of the transformer's mesh splits
         nothing of its blocks.
-      UsageError: the mesh needs more devices than there are.
+      UsageError: the mesh needs more devices than there are, has other than two axes, or the network has none.
     """
-    if any("heads" in layer.dims for layer in graph.layers):
-        rows, columns = ((mesh[0][1], mesh[1][1]) if mesh is not None and len(mesh) == 2
-                         else _transformer_mesh(devices))
+    if mesh is not None and expert_axes(graph, mesh) is None:
+        raise UsageError(f"mesh={shortened(mesh)}: " + (
+            "the transformer's layout has two axes, the batch's and another; give two" if _has_heads(graph) else
+            f"{shortened(graph.name)} has no attention heads, and other networks no such mesh; leave it out"))
+    if _has_heads(graph):
+        rows, columns = (mesh[0][1], mesh[1][1]) if mesh is not None else _transformer_mesh(devices)
         if rows * columns > devices:
             raise UsageError(f"mesh={shortened(mesh)}: needs {rows * columns} devices, there are {devices}; give axes "
                              "for no more")
@@ -166,6 +169,21 @@ def expert(graph: ComputationGraph, devices: int,
     if any(name in layer.splittable for layer in graph.layers for name in _RECURRENT):
         return _updated_in_place(graph, _pipelines(graph, devices))
     return _updated_in_place(graph, _one_weird_trick(graph, devices))
+
+
+def _has_heads(graph: ComputationGraph) -> bool:
+    return any("heads" in layer.dims for layer in graph.layers)
+
+
+def expert_axes(graph: ComputationGraph, axes: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]] | None:
+    """The axes of a mesh that was named for a whole run, where `expert` has a use for them: two, for a network with
+    attention heads. None: it makes its own choice.
+
+    Args:
+      graph: the computation graph.
+      axes: (name, size) each.
+    """
+    return axes if len(axes) == 2 and _has_heads(graph) else None
 
 
 def by_hand(graph: ComputationGraph, devices: int, name: str,

@@ -47,7 +47,8 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
         nothing is measured here.
       method: a search method ("exact" by default), "data_parallel", "expert", or "zero": data parallelism with sharded
         updates.
-      mesh: axes (name, size) for "expert", as method or start (default: what the paper's experts used).
+      mesh: two axes (name, size) for "expert", as method or start, of a graph with attention heads (default: what the
+        paper's experts used).
       idle: let layers run on fewer than p devices while the rest idle.
       start_from: "data_parallel", "expert" or "zero": where a search that improves a strategy ("mcmc") begins; over
         fewer devices where there is none for all of them.

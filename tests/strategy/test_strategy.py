@@ -239,6 +239,9 @@ def test_what_a_method_does_not_use_is_refused(graph):
     for method in ("exact", "mcmc", "data_parallel", "zero"):
         with pytest.raises(UsageError, match=rf"is for \"expert\", .* method '{method}' does not use it"):
             find_strategy(graph, 8, "1080ti", method, mesh=[("a", 2)])
+    for method, start in (("expert", None), ("mcmc", "expert")):
+        with pytest.raises(UsageError, match="'chain' has no attention heads, and other networks no such mesh"):
+            find_strategy(graph, 8, "1080ti", method, start_from=start, mesh=[("rows", 4), ("cols", 2)])
     for method in ("expert", "data_parallel", "zero"):
         with pytest.raises(UsageError, match=f"method '{method}' searches nothing and has no option 'foo'"):
             find_strategy(graph, 8, "1080ti", method, foo=1)
@@ -507,6 +510,8 @@ def test_the_transformer_layout():
     assert expert(net, 8, mesh=[("rows", 4), ("cols", 2)])[0] == Configuration((("batch", 4), ("heads", 2)))
     with pytest.raises(UsageError, match="needs 8 devices, there are 4"):
         expert(net, 4, mesh=[("rows", 4), ("cols", 2)])
+    with pytest.raises(UsageError, match=r"mesh=\[\('all', 8\)\]: the transformer's layout has two axes"):
+        expert(net, 8, mesh=[("all", 8)])
     for devices, reason in ((12, "batch=16 by 3 "), (7, "heads=8 or d_ff=64 by 7;")):  # meshes of 3 x 4 and 1 x 7
         with pytest.raises(InfeasibleError, match=reason):
             expert(net, devices)
