@@ -200,11 +200,11 @@ def _too_large(strategy: Strategy, limit: float) -> str:
 
 def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, prices: MeasuredPrices | None,
           seconds: float, known: Sequence[Configuration] | None = None) -> Strategy:
-    mesh, seed = plan.options.mesh_flag, plan.options.seed
+    mesh, seed, limit = plan.options.mesh_flag, plan.options.seed, plan.options.bytes_per_device(machine)
+    # Without a limit a search begins nowhere.
+    within: dict[str, Any] = {} if math.isinf(limit) else {"memory_limit": limit, "known": known}
     if prices is not None and arm.method == "search":
-        limit = plan.options.bytes_per_device(machine)
-        return prices.find(seconds=seconds, later_seconds=_LATER_SHARE * seconds, simple_within=SIMPLE_WITHIN,
-                           memory_limit=None if math.isinf(limit) else limit, known=known)
+        return prices.find(seconds=seconds, later_seconds=_LATER_SHARE * seconds, simple_within=SIMPLE_WITHIN, **within)
     if prices is not None and arm.method.startswith("mcmc"):
         begin = start_by_hand(graph, mesh.devices, *_start_of(arm, plan, graph))
         return prices.improve(begin, "mcmc", seconds=seconds, seed=seed)
@@ -221,9 +221,7 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
     given = functools.partial(evaluate_strategy, graph, devices=mesh.devices, machine=machine, name=arm.name)
     match arm.method:
         case "search":
-            limit = plan.options.bytes_per_device(machine)
-            return find(method="exact", simple_within=SIMPLE_WITHIN,
-                        memory_limit=None if math.isinf(limit) else limit, known=known)
+            return find(method="exact", simple_within=SIMPLE_WITHIN, **within)
         case "data_parallel":
             return given(data_parallel(graph, int(arm.argument or mesh.devices)))
         case "zero":

@@ -68,7 +68,7 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
         and ten seconds, it is given up. Only an optimal solution has one, where time and memory are left for it, and
         none under a memory limit.
       memory, memory_limit, initial: consider only assignments that need at most so many bytes per device, beginning
-        with this one; see memory.minimise_within.
+        with this one; see memory.minimise_within. Without a limit there is none to begin with.
       search_memory: bytes that the search itself may hold beside the network; branching goes on within them, and stops
         where not even one part of the network fits (`statistics["stopped"]` is then "memory").
 
@@ -79,13 +79,17 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
 
     Raises:
       InfeasibleError: no assignment is finite or fits the memory limit, or none was found within the time limit.
-      UsageError: only one of memory and memory_limit, a limit that is no number, or memory that does not fit.
+      UsageError: only one of memory and memory_limit, a limit that is no number, memory that does not fit, or an
+        assignment to begin with but no limit.
     """
     if memory is not None or memory_limit is not None:
         if memory is None or memory_limit is None:
             raise UsageError("memory and memory_limit belong together; give both, or none")
         return minimise_within(network, _byte_counts(memory), memory_limit, initial=initial, time_limit=time_limit,
                                gap=gap, progress=progress, search_memory=search_memory)
+    if initial is not None:
+        raise UsageError("initial: only a search within a memory limit begins with an assignment; leave it out, or "
+                         "give memory and memory_limit")
     start, budget = time.perf_counter(), Budget.of(time_limit, search_memory)
     try:
         packed = pack(network.normalized(budget=budget))

@@ -90,7 +90,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
         of a wrong type, or one that the method, simulated steps or measured prices do not take.
       InfeasibleError: no strategy satisfies the constraints.
     """
-    _check(devices, method, mesh, start_from, memory_limit, simple_within, simulate, measure_seconds, options)
+    _check(devices, method, mesh, start_from, memory_limit, simple_within, simulate, measure_seconds, known, options)
     memory_limit = None if memory_limit is None else as_float(memory_limit)
     simple_within, measure_seconds = as_float(simple_within), as_float(measure_seconds)
     measured = are_measured(prices, machine)
@@ -131,7 +131,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
 
 def _check(devices: int, method: str, mesh: Sequence[tuple[str, int]] | None, start_from: str | None,
            memory_limit: float | None, simple_within: float, simulate: int | None, measure_seconds: float,
-           options: Mapping[str, object]) -> None:
+           known: object, options: Mapping[str, object]) -> None:
     """Raises UsageError for the first argument of `find_strategy` that is none, or that goes with no other."""
     if type(devices) is not int or devices < 1:
         raise UsageError(f"devices={shortened(devices)}: there must be at least one device")
@@ -159,6 +159,9 @@ def _check(devices: int, method: str, mesh: Sequence[tuple[str, int]] | None, st
         raise UsageError(f"method {method!r} searches nothing and has no option {name!r}; leave it out")
     if memory_limit is not None and method != "exact":
         raise UsageError(f"method {method!r} keeps to no memory limit; take \"exact\"")
+    if memory_limit is None and known is not None:
+        raise UsageError("known: only a search within a memory limit begins with a strategy; leave it out, or give "
+                         "memory_limit")
     if not measure_seconds > 0.0:
         raise UsageError(f"measure_seconds={shortened(measure_seconds)}: give seconds, such as 60")
 

@@ -105,6 +105,12 @@ def test_an_assignment_to_begin_with_is_one(initial):
         solve(network, memory=[np.array([1., 0.])] * 4, memory_limit=2.0, initial=initial)
 
 
+def test_without_a_limit_nothing_is_begun_with():
+    network = CostNetwork([np.array([0., 1.])] * 4, [])
+    with pytest.raises(UsageError, match="initial: only a search within a memory limit begins with an assignment"):
+        solve(network, initial=(0, 0, 0, 0))
+
+
 def test_infeasible_limits_name_the_least():
     network = CostNetwork([[1, 9], [1, 9]], [])
     usage = [np.array([80, 30]), np.array([70, 40])]

@@ -260,6 +260,9 @@ def test_within_memory_it_may_begin_with_an_assignment(graph):
     found = find_strategy(graph, 8, "1080ti", memory_limit=0.9 * free.memory_bytes, initial=first)
     assert found.memory_bytes <= 0.9 * free.memory_bytes
     assert found.seconds >= free.seconds
+    for options in ({"known": free.configurations}, {"initial": first}):
+        with pytest.raises(UsageError, match=f"{next(iter(options))}: only a search within a memory limit begins with"):
+            find_strategy(graph, 8, "1080ti", **options)
     with pytest.raises(UsageError, match="a str is no ComputationGraph"):
         free.check_graph("graph")
 

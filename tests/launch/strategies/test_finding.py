@@ -114,6 +114,8 @@ def test_a_search_within_a_limit_begins_with_what_is_known(monkeypatch):
     plan = _plan(memory_limit=str(int(0.75 * whole["data_parallel"].memory_bytes)), compare="none")
     best = find_strategies(plan, graph, machine).strategies["search"]
     assert best.memory_bytes <= plan.options.bytes_per_device(machine)
+    free = find_strategies(_plan(memory_limit="none", compare="none"), graph, machine, known=best.configurations)
+    assert free.strategies["search"].configurations == whole["search"].configurations  # without one it begins nowhere
     monkeypatch.setattr(finding, "find_strategy", functools.partial(find_strategy, time_limit=1e-6, simulate=0))
     assert find_strategies(plan, graph, machine).strategies["search"].seconds > best.seconds
     again = find_strategies(plan, graph, machine, known=best.configurations).strategies["search"]
