@@ -95,7 +95,7 @@ class Minimiser:
 
     def __init__(self, packed: Packed, *, budget: Budget | None = None, gap: float = 0.0, cutoff: float = np.inf,
                  unit: float | None = None, progress: Progress | None = None, thorough: bool = True,
-                 messages: Potentials | None = None) -> None:
+                 messages: Potentials | None = None, doubt: float = 0.0) -> None:
         """Prepares.
 
         Args:
@@ -107,6 +107,7 @@ class Minimiser:
           progress: called after every step.
           thorough: search among a few promising configurations first where the network is large.
           messages: potentials to begin with; 0 if not given.
+          doubt: how far sums may be wrong where costs of both signs cancel (rounding.py).
 
         Raises:
           InfeasibleError: no finite assignment can exist.
@@ -123,7 +124,7 @@ class Minimiser:
                                            "largest_table": 0, "configurations_left": len(self.root.unary)}
         self._gap, self._progress = gap, progress
         self._unit = quantum(packed, self._budget) if unit is None else unit
-        self._scale = 0.0
+        self._scale, self._doubt = 0.0, doubt
         self.potentials: Potentials | None = None
         self.steps: Steps | None = None
         self._start = time.perf_counter()
@@ -188,7 +189,7 @@ class Minimiser:
         """An assignment matters only if it is cheaper than the best by more than this."""
         if self._unit:
             # Rounding of the bound: a few ulp per vertex, of either sign.
-            doubt = 1e-14 * (1 + self.root.vertices ** 0.5 / 10) * self._scale
+            doubt = max(1e-14 * (1 + self.root.vertices ** 0.5 / 10) * self._scale, self._doubt)
             if doubt < self._unit / 4:
                 return float(self._unit - 2 * doubt)
         return _TOLERANCE * self._scale
@@ -369,7 +370,7 @@ class Minimiser:
         part = part._replace(original=(np.arange(len(own)) - np.repeat(part.first[:-1], part.domains)).astype(np.int32))
         try:
             search = Minimiser(part, budget=budget, cutoff=self.cost, unit=self._unit, thorough=False,
-                               messages=messages)
+                               messages=messages, doubt=self._doubt)
             search.run(most_nodes=1)
         except (InfeasibleError, UsageError):  # or even of these few too much is forbidden for the memory
             return False

@@ -11,6 +11,7 @@ import numpy as np
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Progress, Solution, register, relative_gap
+from pase_mtf.search.rounding import rounding
 
 __all__ = ["brute_force"]
 
@@ -34,7 +35,7 @@ def brute_force(network: CostNetwork, *, time_limit: float | None = None, progre
       UsageError: more than ten million assignments.
       InfeasibleError: none is finite.
     """
-    start = time.perf_counter()
+    start, doubt = time.perf_counter(), rounding(network)
     total = math.prod(network.sizes)
     if total > _MOST_ASSIGNMENTS:
         # In powers of ten: there may be more than a float can say.
@@ -51,7 +52,8 @@ def brute_force(network: CostNetwork, *, time_limit: float | None = None, progre
         for edge in network.edges:
             costs += edge.matrix[edge.rows[block[:, edge.source]], edge.columns[block[:, edge.target]]]
         # Sums in another order round differently: among the near-equal ones, the exact sum decides.
-        near = costs <= min(best_cost, costs.min()) + 1e-9 * abs(min(best_cost, costs.min()))
+        least = min(best_cost, costs.min())
+        near = costs <= least + 1e-9 * abs(least) + 2 * doubt
         for row in np.flatnonzero(near & np.isfinite(costs)):
             cost = network.cost(block[row].tolist())
             if cost < best_cost:

@@ -22,7 +22,8 @@ from pase_mtf.search.budget import SEARCH_MEMORY, Budget
 from pase_mtf.search.messages import reduced_costs
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import pack, quantum
-from pase_mtf.search.registry import Progress, Solution, register, relative_gap
+from pase_mtf.search.registry import Progress, Solution, register
+from pase_mtf.search.rounding import as_far_as_sums_tell, rounding
 
 __all__ = ["cheapest", "search_k_best"]
 
@@ -68,7 +69,7 @@ class _Sets:
         self._p = pack(network.normalized(budget=budget))
         self._waiting = _WAITING * (budget.memory - self._p.bytes)
         self._search_budget = budget.less(self._p.bytes + self._waiting)
-        self._unit = quantum(self._p, budget)
+        self._unit, self._doubt = quantum(self._p, budget), rounding(network)
         self._numbers = itertools.count()
         self._held = 0.0
 
@@ -83,7 +84,7 @@ class _Sets:
             raise MemoryError
         part = p._replace(unary=np.where(active, p.unary, np.inf))
         try:
-            search = Minimiser(part, budget=self._search_budget, unit=self._unit)
+            search = Minimiser(part, budget=self._search_budget, unit=self._unit, doubt=self._doubt)
             search.run()
         except InfeasibleError:
             return None
@@ -140,7 +141,8 @@ class _Sets:
 def cheapest(network: CostNetwork, budget: Budget | None = None) -> Iterator[tuple[float, tuple[int, ...]]]:
     """All assignments of finite cost, cheapest first, as (cost, assignment); as far as they are asked for.
 
-    Two whose costs differ by less than 1e-12 of their parts may come in either order (never in a network of integers).
+    Two whose costs differ by less than 1e-12 of their parts may come in either order (never in a network of integers);
+    and so may those whose costs of both signs cancel to less than sums may round off (rounding.py).
 
     Raises:
       TimeoutError: the time was over before the next one was certain.
@@ -190,7 +192,8 @@ def search_k_best(network: CostNetwork, *, time_limit: float | None = None, prog
     results = float(_result_bytes(network)) * min(k, math.prod(network.sizes), _COUNTABLE)
     if results > _RESULTS * budget.memory:
         raise UsageError(f"k of {shortened(k)}: that many strategies take {results:.3g} bytes, and {_RESULTS:.0%} of "
-                         f"the search memory of {budget.memory:.4g} are for them; ask for fewer, or raise search_memory")
+                         f"the search memory of {budget.memory:.4g} are for them; ask for fewer, or raise "
+                         "search_memory")
     found: list[tuple[float, tuple[int, ...]]] = []
     complete, left = True, budget.less(results)
     try:
@@ -206,8 +209,9 @@ def search_k_best(network: CostNetwork, *, time_limit: float | None = None, prog
         raise InfeasibleError("no finite assignment exists" if complete else f"no assignment found {left.used_up}",
                               proven=complete)
     cost, assignment = found[0]
-    return Solution(assignment, cost, cost, relative_gap(cost, cost), True, time.perf_counter() - start,
+    best = Solution(assignment, cost, cost, 0.0, True, time.perf_counter() - start,
                     {"strategies": tuple(found), "complete": complete})
+    return as_far_as_sums_tell(network, best, rounding(network))
 
 
 def _result_bytes(network: CostNetwork) -> int:

@@ -30,6 +30,7 @@ from pase_mtf.search.neighbourhood import cost_at
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import Packed, pack, quantum
 from pase_mtf.search.registry import Progress, Solution, relative_gap
+from pase_mtf.search.rounding import as_far_as_sums_tell, rounding
 
 __all__ = ["least_memory", "minimise_within"]
 
@@ -118,8 +119,9 @@ class _Search:
     what rounds off of so large a number would be as much as some assignments differ by."""
 
     def __init__(self, packed: Packed, memory: np.ndarray, limit: float, budget: Budget, gap: float,
-                 progress: Progress | None, patience: float = math.inf) -> None:
-        """`patience` is how many seconds it may go on once the first bound is known."""
+                 progress: Progress | None, patience: float = math.inf, doubt: float = 0.0) -> None:
+        """`patience` is how many seconds it may go on once the first bound is known; `doubt`, how far sums may be wrong
+        where costs of both signs cancel."""
         least = _least_per_layer(packed, memory)
         self.needed, self.whole = (-least).tolist(), memory
         self.packed, self.memory = packed, memory - np.repeat(least, packed.domains)
@@ -130,7 +132,7 @@ class _Search:
         self.unit = quantum(packed, budget)
         self.best: _Point | None = None
         self.points: deque[_Point] = deque(maxlen=_MOST_POINTS)  # the last that were met
-        self.solves = self.nodes = 0
+        self.solves, self.nodes, self.doubt = 0, 0, doubt
         self.multiplier = 0.0
 
     def point(self, choice: np.ndarray) -> _Point:
@@ -152,7 +154,7 @@ class _Search:
         try:
             # Half of the gap: the other half is for what the limit costs beyond what multipliers tell.
             search = Minimiser(self.packed._replace(unary=unary), budget=self.search_budget, cutoff=cutoff,
-                               gap=self.gap / 2, unit=self.unit if multiplier == 0 else 0.0)
+                               gap=self.gap / 2, unit=self.unit if multiplier == 0 else 0.0, doubt=self.doubt)
             search.run(_MOST_NODES)
         except InfeasibleError:
             return math.inf, None
@@ -191,7 +193,8 @@ class _Search:
         if self.best is None:
             return 0.0
         scale = self.packed.cost(self.best.choice)[1] + self.multiplier * self.limit
-        return max(_TOLERANCE * scale, self.unit - 2 * _TOLERANCE * scale if self.unit else 0.0)
+        doubt = max(_TOLERANCE * scale, self.doubt)
+        return max(_TOLERANCE * scale, self.unit - 2 * doubt if self.unit else 0.0)
 
     def ends(self, active: np.ndarray, multiplier: float | None) -> tuple[float, _Point | None, _Point | None]:
         """The multiplier at which the bound is highest as far as the assignments met so far tell (each is a line that
@@ -435,7 +438,7 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
       UsageError: memory does not fit the network.
       InfeasibleError: no assignment fits; names the least memory any needs. Or none was found in time.
     """
-    start, budget = time.perf_counter(), Budget.of(time_limit, search_memory)
+    start, budget, doubt = time.perf_counter(), Budget.of(time_limit, search_memory), rounding(network)
     if not (limit := as_float(memory_limit)) >= 0:
         raise UsageError(f"memory limit of {shortened(memory_limit)}; give a number of bytes per device")
     memory_limit = limit
@@ -464,7 +467,7 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
     try:
         packed = pack(network.normalized(budget=budget))
         search = _Search(packed, flat, min(memory_limit, most),
-                         budget.less(packed.bytes), gap, progress, _PATIENCE if time_limit is None else math.inf)
+                         budget.less(packed.bytes), gap, progress, _PATIENCE if time_limit is None else math.inf, doubt)
     except TimeoutError:  # all that is known
         first: list[int] = min(known, key=network.cost)
         assignment, bound, proven = tuple(first), -math.inf, False
@@ -479,5 +482,6 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
     used = math.fsum(entry[choice] for entry, choice in zip(memory, assignment, strict=True))
     cost = network.cost(assignment)
     bound = cost if proven else min(cost, bound)
-    return Solution(assignment, cost, bound, relative_gap(cost, bound), proven, time.perf_counter() - start,
-                    {**statistics, "memory": used})
+    found = Solution(assignment, cost, bound, relative_gap(cost, bound), proven, time.perf_counter() - start,
+                     {**statistics, "memory": used})
+    return as_far_as_sums_tell(network, found, doubt)

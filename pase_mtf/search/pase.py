@@ -15,6 +15,7 @@ from pase_mtf.search.elimination_plan import Plan, plan_elimination
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import Packed, pack
 from pase_mtf.search.registry import Solution, register
+from pase_mtf.search.rounding import as_far_as_sums_tell, rounding
 
 __all__ = ["generate_sequence", "search_pase", "solve_by_plan"]
 
@@ -82,11 +83,12 @@ def solve_by_plan(network: CostNetwork, packed: Packed, plan: Plan, name: str, m
         raise InfeasibleError("no finite assignment exists")
     assignment = tuple(choice.tolist())
     total = network.cost(assignment)
-    return Solution(assignment, total, total, 0.0, True, time.perf_counter() - start, {
+    found = Solution(assignment, total, total, 0.0, True, time.perf_counter() - start, {
         "layers": packed.vertices, "edges": len(network.edges), "configurations": len(packed.unary),
         "largest_dependent_set": widest - 1, "largest_table": int(plan.largest), "table_entries": int(plan.entries),
         "table_bytes": int(needed), "operations": int(plan.operations), "order": plan.order,
         "dependent_sets": plan.scopes})
+    return as_far_as_sums_tell(network, found, rounding(network))
 
 
 @register("pase")
@@ -98,8 +100,8 @@ def search_pase(network: CostNetwork, *, memory: float | None = None) -> Solutio
       memory: bytes the tables may take; what is free if not given.
 
     Returns:
-      the optimum. `statistics`: order, dependent_sets, largest_dependent_set, largest_table, table_entries,
-      table_bytes, operations.
+      the optimum, as far as sums tell it where costs of both signs cancel. `statistics`: order, dependent_sets,
+      largest_dependent_set, largest_table, table_entries, table_bytes, operations.
 
     Raises:
       UsageError: the tables would not fit; found out before the search starts.

@@ -38,7 +38,8 @@ class Solution:
       lower_bound: no assignment costs less (up to rounding: see `optimal`); -inf from a search that has no bound.
       gap: (cost - lower_bound) / |cost|; 0 if optimal, inf without a bound.
       optimal: proven: no assignment is cheaper by more than 1e-12 of the sum of the absolute values of its parts; in a
-        network of integers where that sum is at most 2e12, none is cheaper at all.
+        network of integers where that sum is at most 2e12, none is cheaper at all. Where costs of both signs cancel to
+        less than sums of them may round off, what a certificate that was checked proves, and nothing else.
       seconds: wall time of the search.
       statistics: sizes and counts of this search, by name.
       certificate: what proves the bound, for `check_certificate`; None from a search that proves nothing.

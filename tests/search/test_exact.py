@@ -150,6 +150,44 @@ def test_the_first_pass_allows_for_rounding(seed, layers, configurations, monkey
     check_certificate(network, found)
 
 
+@pytest.mark.parametrize("method", ["exact", "pase", "k_best", "memory"])
+def test_what_is_left_of_costs_that_cancel_is_not_called_proven(method):
+    """Beside 1e20 all other costs are rounded away."""
+    network = CostNetwork([[1e20, 0.0], [-1e20, 0.0]], [
+        NetworkEdge(0, 1, [[-0.5, np.inf], [np.inf, -0.25]], [0, 1], [0, 1])])
+    options = {"memory": [np.zeros(2)] * 2, "memory_limit": 1.0} if method == "memory" else {}
+    found = solve(network, "exact" if options else method, **options)
+    assert found.lower_bound <= -0.5 == network.cost((0, 0)) == solve(network, "brute_force").cost
+    assert found.cost == -0.5 or not found.optimal
+    assert (found.certificate is not None) == (found.optimal and method == "exact")
+    assert found.gap >= (found.cost - found.lower_bound) / abs(found.cost) * (1 - 1e-12)
+
+
+def test_what_is_left_of_costs_that_cancel_is_proven_by_a_certificate():
+    """The checker rounds what it adds up, not all that could be added up."""
+    network = CostNetwork([[1e6, 0.0], [0.0, 1e6]], [
+        NetworkEdge(0, 1, [[-0.5, 3.0], [-0.25, 1.0]], [0, 1], [0, 1])])
+    found, alone = solve(network), solve(network, certificate=False)
+    assert (found.assignment, found.cost, found.lower_bound, found.optimal) == ((1, 0), -0.25, -0.25, True)
+    check_certificate(network, found)
+    assert (alone.assignment, alone.cost, alone.optimal) == ((1, 0), -0.25, False)
+    assert -0.25 - 1e-8 < alone.lower_bound < -0.25
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_large_integers_of_both_signs(seed, monkeypatch):
+    monkeypatch.setattr(part, "_AT_ONCE", 0)
+    rng, every = np.random.default_rng(seed), np.arange(4)
+
+    def draw(*shape):
+        return rng.integers(-10 ** 11, 10 ** 11, shape).astype(float)
+    network = CostNetwork([draw(4) for _ in range(5)], [NetworkEdge(i, j, draw(4, 4), every, every)
+                                                        for i, j in itertools.combinations(range(5), 2)])
+    found = solve(network, certificate=False)
+    assert found.optimal
+    assert found.cost == solve(network, "brute_force").cost
+
+
 def test_progress_is_told():
     calls = []
     solution = solve(dense(3), progress=lambda *arguments: calls.append(arguments))
