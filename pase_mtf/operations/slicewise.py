@@ -15,11 +15,22 @@ from pase_mtf.operations.tracing import traced_nodes
 _ops = mtf.ops
 
 
+def _kept(operation: mtf.Operation) -> set[str]:
+    """The dims that an input has, and every output: of one that it makes or sums up no device computes its part by
+    itself, whatever the program declares."""
+    given = {name for tensor in operation.inputs for name in tensor.shape.dimension_names}
+    return given.intersection(*(tensor.shape.dimension_names for tensor in operation.outputs))
+
+
+def _paired(operation: mtf.Operation) -> set[str]:
+    """The dims that have to share an axis with another one."""
+    return {name for pair in joined_dims(operation) for name in (pair.given, pair.made)}
+
+
 def _splittable(operation: mtf.Operation) -> set[str]:
     """Slicewise covers every component-wise function; the user declares what may be split. Dims that have to share an
     axis are none that a layer could split one by one: our lowering leaves them whole."""
-    joined = {name for pair in joined_dims(operation) for name in (pair.given, pair.made)}
-    return (names_of(operation) & set(operation.splittable_dims)) - joined
+    return (_kept(operation) & set(operation.splittable_dims)) - _paired(operation)
 
 
 def _lower(operation: mtf.Operation, lowering: Lowering) -> None:
@@ -41,13 +52,9 @@ def _nodes(operation: mtf.Operation, known: dict[Hashable, Nodes]) -> Nodes:
 def _demands(operation: mtf.Operation, demands: StockDemands) -> None:
     names = names_of(operation)
     demands.keep_whole(operation, names - set(operation.splittable_dims), "it is not declared splittable")
-    given = {dim for tensor in operation.inputs for dim in tensor.shape.dimension_names}
-    made = [set(tensor.shape.dimension_names) for tensor in operation.outputs]
-    joined = joined_dims(operation)
-    for pair in joined:
+    for pair in joined_dims(operation):
         demands.need_together(operation, (pair.given, pair.made), pair.parts)
-    demands.keep_whole(operation, names - set.intersection(given, *made) - {name for pair in joined
-                                                                            for name in (pair.given, pair.made)},
+    demands.keep_whole(operation, names - _kept(operation) - _paired(operation),
                        "a function of slices cannot make or sum up a split dim")
 
 

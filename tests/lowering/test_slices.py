@@ -1,0 +1,70 @@
+"""Functions of slices where all of their dims are asked to be split: values and gradients are those of one device."""
+
+import numpy as np
+import pytest
+from harness import device_names, evaluate, session
+from nets import Builder, dim
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.lowering.lowering import PlanLowering
+from pase_mtf.lowering.mesh_spec import MeshSpec
+from pase_mtf.operations.flow import all_operations
+from pase_mtf.operations.registry import splittable_dims
+
+_ROWS, _COLUMNS, _DEPTH = dim("rows", 4), dim("columns", 8), dim("depth", 2)
+_BLOCKS, _SIZE, _ALL, _PICKED = dim("blocks", 2), dim("size", 4), dim("all", 8), dim("picked", 6)
+
+
+def _made(function, given, made, declared):
+    """A function of slices of inputs, and the gradients of a weighted sum of all that it makes."""
+    builder = Builder(tf.float64)
+    inputs = [builder.input(f"x{number}", dims) for number, dims in enumerate(given)]
+    outputs = mtf.slicewise(function, inputs, [mtf.Shape(dims) for dims in made], [tf.float64] * len(made), declared)
+    loss = sum(mtf.reduce_sum(output * builder.input(f"w{number}", output.shape.dims))
+               for number, output in enumerate(outputs))
+    return builder, inputs, [*outputs, *mtf.gradients([loss], inputs)]
+
+
+def _plainly(builder, function, given, made):
+    """The same on one device, by TensorFlow alone."""
+    def input_of(name, dims):
+        return tf.constant(builder.values(name, [each.size for each in dims]))
+
+    with tf.Graph().as_default():
+        inputs = [input_of(f"x{number}", dims) for number, dims in enumerate(given)]
+        outputs = function(*inputs)
+        outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
+        loss = sum(tf.reduce_sum(output * input_of(f"w{number}", dims))
+                   for number, (output, dims) in enumerate(zip(outputs, made, strict=True)))
+        gradients = tf.gradients(loss, inputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        with session() as run:
+            return run.run([*outputs, *map(tf.convert_to_tensor, gradients)])
+
+
+def _split(builder, dims):
+    """Our lowering with all operations split along these dims, each over two devices."""
+    spec = MeshSpec(tuple((frozenset([each.name]), 2) for each in dims), tuple(range(2 ** len(dims))))
+    return PlanLowering(builder.graph, dict.fromkeys(all_operations(builder.graph), spec), device_names(8))
+
+
+@pytest.mark.parametrize(("function", "given", "made", "split"), [
+    (lambda t: tf.reduce_sum(tf.square(t), 1), [[_ROWS, _COLUMNS]], [[_ROWS]], {"rows"}),
+    (lambda t: tf.tile(t[:, None], [1, 2]), [[_ROWS]], [[_ROWS, _DEPTH]], {"rows"}),
+    (lambda t: tf.reshape(tf.sin(t), [-1]), [[_BLOCKS, _SIZE]], [[_ALL]], set()),
+    (lambda t: (tf.tanh(t), tf.reduce_sum(tf.sin(t), 0)), [[_ROWS, _COLUMNS]], [[_ROWS, _COLUMNS], [_COLUMNS]],
+     {"columns"}),
+    (lambda t, u: t * tf.sin(u), [[_ROWS, _COLUMNS], [_COLUMNS]], [[_ROWS, _COLUMNS]], {"rows", "columns"}),
+    (lambda t, u: tf.reduce_sum(t * tf.sin(u), 1), [[_ROWS, _COLUMNS], [_COLUMNS]], [[_ROWS]], {"rows"})])
+def test_dims_that_a_function_makes_or_sums_up_stay_whole(function, given, made, split):
+    """Whatever the program declares: of a sum over the rows that it has, every device would have a part."""
+    declared = list(dict.fromkeys(each for dims in (*given, *made) for each in dims))
+    with tf.Graph().as_default():
+        builder, inputs, tensors = _made(function, given, made, declared)
+        assert splittable_dims(tensors[0].operation) == split
+        lowering = _split(builder, declared)
+        assert lowering.mesh_impl(tensors[0].operation).partition(inputs[0].shape).block_shape(
+            inputs[0].shape.to_integer_list) == tuple(
+                each.size // (2 if each.name in split else 1) for each in inputs[0].shape.dims)
+        found = evaluate(lowering, tensors)
+    for value, wanted in zip(found, _plainly(builder, function, given, made), strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-9, atol=1e-12)
