@@ -101,9 +101,10 @@ def _lower_gradient(op: mtf.ops.GenericGradOperation, lowering: Lowering) -> Non
             # TensorFlow tells what comes of a tensor in all places together: here every place is a tensor of its own.
             xs = [tf.identity(x) for x in xs]
             ys = tf.nest.flatten(forward._tf_fn(*xs))
-        return tuple(tf.gradients(
-            ys=list(ys), xs=list(xs), grad_ys=list(grad_ys), stop_gradients=list(xs),
-            unconnected_gradients=tf.UnconnectedGradients.ZERO))
+        found = tf.gradients(ys=list(ys), xs=list(xs), grad_ys=list(grad_ys), stop_gradients=list(xs),
+                             unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        # That of a tensor of which rows are taken is rows with their indices (tf.IndexedSlices).
+        return tuple(map(tf.convert_to_tensor, found))
 
     gradients = impl.per_device(gradient, lists(forward.outputs), lists(forward.inputs), lists(op._grad_ys))
     split = {axis for y in forward.outputs for axis in impl.tensor_layout(y) if axis is not None}

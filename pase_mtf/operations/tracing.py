@@ -165,7 +165,7 @@ def _trace(function: Callable, operation: mtf.SlicewiseOperation, gradients: Seq
         ends = _bytes([*inputs, *outputs])
         if gradients:
             dys = [tf.placeholder(tensor.dtype, tensor.shape.to_integer_list) for tensor in gradients]
-            results = [x for x in tf.gradients(outputs, inputs, dys) if x is not None]
+            results = [tf.convert_to_tensor(x) for x in tf.gradients(outputs, inputs, dys) if x is not None]
             ends += _bytes([*dys, *results])
             forward = set(made)
             made = [node for node in graph.get_operations() if node not in forward]

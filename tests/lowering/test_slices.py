@@ -68,3 +68,17 @@ def test_dims_that_a_function_makes_or_sums_up_stay_whole(function, given, made,
         found = evaluate(lowering, tensors)
     for value, wanted in zip(found, _plainly(builder, function, given, made), strict=True):
         np.testing.assert_allclose(value, wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("split", [[], [_COLUMNS], [_PICKED], [_PICKED, _COLUMNS]])
+def test_the_gradient_of_a_function_that_takes_rows(split):
+    """TensorFlow gives it as rows and where they belong."""
+    def function(rows, picked):
+        return tf.sin(tf.gather(rows, tf.cast(10 * tf.abs(picked), tf.int32) % _ROWS.size))
+
+    given, made = [[_ROWS, _COLUMNS], [_PICKED]], [[_PICKED, _COLUMNS]]
+    with tf.Graph().as_default():
+        builder, _, tensors = _made(function, given, made, [_PICKED, _COLUMNS])
+        found = evaluate(_split(builder, split), tensors)
+    for value, wanted in zip(found, _plainly(builder, function, given, made), strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-9, atol=1e-12)
