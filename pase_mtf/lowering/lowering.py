@@ -356,14 +356,15 @@ class PlanLowering(mtf.Lowering):
         own, shape = self.mesh_impl(variable), variable.shape.to_integer_list
         there, combine = self._updating.get(variable, own), _COMBINED.get(assign_fn)
         source, target = there.partition(variable.shape), own.partition(variable.shape)
+        # The value may name its dims otherwise than the variable: its places count.
         if source == target or combine is None:
-            return assign_fn, self.read(value, own).to_laid_out_tensor().all_slices
-        given = self.read(value, there).to_laid_out_tensor()
+            return assign_fn, self.read_partition(value, target)
+        given = self.read_partition(value, source)
         with tf.name_scope(RESHARDING):
             old = self.move(self.variables[variable].read(), target, source, shape)
         new = self.emitter.per_device(
             there.devices, lambda _, old, given: combine(old, tf.cast(given, variable.slice_dtype)),
-            [old, given.all_slices])
+            [old, given])
         with tf.name_scope(RESHARDING):
             return _ops.assign_slice, self.move(new, source, target, shape)
 

@@ -66,7 +66,7 @@ class Readers:
             return None
         for variable, value in rule.assigns(reader):
             if value is tensor:
-                return self._updating.get(variable, self._impl_of(variable)).partition(tensor.shape)
+                return self._updating.get(variable, self._impl_of(variable)).partition(variable.shape)
         if rule.role(reader) == "rename":
             output, = reader.outputs
             old, new = (tuple(each.shape.to_integer_list) for each in (tensor, output))
