@@ -42,6 +42,12 @@ class _Scalars:
         return self.tensors[tensor].to_laid_out_tensor().tensor_list[0]
 
 
+def _hands_on(operation: mtf.Operation) -> bool:
+    """Whether it hands on what it is given first, and does something besides that is not to happen here: it waits, or
+    prints."""
+    return bool(rule_of(operation).waits_for(operation)) or isinstance(operation, mtf.ops.PrintOperation)
+
+
 def _lead_to(tensors: Iterable[mtf.Tensor], given: Iterable[mtf.Tensor]) -> tuple[list[mtf.Operation],
                                                                                   set[mtf.Tensor]]:
     """(the operations that make some tensors, in an order in which they can run; those of the given that they read).
@@ -66,7 +72,7 @@ def _lead_to(tensors: Iterable[mtf.Tensor], given: Iterable[mtf.Tensor]) -> tupl
         elif operation not in done:
             rule = rule_of(operation)
             if (tensor.size > _MOST_ELEMENTS or rule.is_variable or rule.loop(operation) or not is_known(operation)
-                    or rule.is_random or (rule.holds_others and not rule.waits_for(operation))):
+                    or rule.is_random or (rule.holds_others and not _hands_on(operation))):
                 raise _NotStaticError
             stack.append((tensor, True))
             stack += [(source, False) for source in operation.inputs]
@@ -82,7 +88,7 @@ def _computed(operations: Iterable[mtf.Operation], values: dict[mtf.Tensor, tf.T
             if value is None:
                 raise _NotStaticError
             lowering.tensors[operation.outputs[0]] = lowering.mesh_impl(None).LaidOutTensor([tf.constant(value)])
-        elif rule_of(operation).waits_for(operation):  # what it hands on is computed, what it waits for is not
+        elif _hands_on(operation):  # that is computed, what it waits for or prints is not
             lowering.tensors[operation.outputs[0]] = lowering.tensors[operation.inputs[0]]
         else:
             operation.lower(lowering)
@@ -105,7 +111,7 @@ def static_trips(parts: LoopParts, most: int = _MOST_TRIPS) -> int | None:
             with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0}, inter_op_parallelism_threads=1,
                                                   intra_op_parallelism_threads=1)) as session:
                 found = int(session.run(trips))
-    except (_NotStaticError, tf.errors.OpError):
+    except Exception:  # also whatever the lowering of an operation raises by itself: then nobody knows
         return None
     return found if found < _MOST_TRIPS else None
 

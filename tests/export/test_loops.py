@@ -78,6 +78,24 @@ def test_a_loop_ends_after_its_maximum_of_iterations(builder, condition, most, t
     assert set(_trips(builder).values()) == {trips}
 
 
+def test_what_prints_is_passed_by_where_iterations_are_counted(builder, capfd):
+    x = builder.input("x", [dim("a", 4)])
+    mtf.while_loop(lambda i, _: mtf.less(i, 4), lambda i, s: [
+        mtf.Print(i, [s], "iteration") + 1, mtf.Print(mtf.relu(s, name="inside"), [], "state")], [_start(builder), x])
+    assert _trips(builder)["inside"] == 4
+    assert "assumed" not in export_graph(builder.graph).meta
+    assert not capfd.readouterr().err.count("iteration")
+
+
+def test_what_cannot_be_lowered_by_itself_is_not_known(builder):
+    """A number that is a tensor of the program's own graph, say."""
+    step = tf.constant(2)
+    _relu_in(builder, lambda i: mtf.less(i, 4), [_start(builder)])
+    mtf.while_loop(lambda i: mtf.less(i, 4), lambda i: [i + step], [_start(builder)])
+    (assumed,) = export_graph(builder.graph).meta["assumed"]
+    assert "while_loop_1" in assumed
+
+
 @pytest.mark.parametrize("condition", [
     lambda b: lambda i, s: mtf.less(mtf.reduce_sum(s), 9.0),  # of data
     lambda b: lambda i, s: mtf.less(mtf.cast(i, tf.float32), b.variable("limit", [])),
