@@ -431,6 +431,18 @@ def loop_around_a_sum(b: Builder) -> Made:
     return [*looped, mtf.exp(total)]
 
 
+def loop_that_prints_a_sum(b: Builder) -> Made:
+    """A sum that a loop prints and others read later."""
+    x = b.input("x", [dim("x", 4), dim("y", 4)])
+    total = mtf.reduce_sum(x, reduced_dim=dim("y", 4))
+
+    def body(count: mtf.Tensor, state: mtf.Tensor) -> Made:
+        return [count + 1, mtf.Print(state + 1.0, [total], "nothing")]
+    zero = mtf.zeros(b.mesh, [dim("x", 4)], b.dtype)
+    looped = mtf.while_loop(_counting(3), body, [mtf.constant(b.mesh, 0, dtype=tf.int32), zero])
+    return [*looped, mtf.exp(total)]
+
+
 def loop_with_gradients_of_slices(b: Builder) -> Made:
     """Of an input that lacks a split dim every device has a part of the gradient: the loop hands it out, and nothing in
     it reads it."""

@@ -18,7 +18,7 @@ from pase_mtf.layout.space import expressible
 from pase_mtf.operations.alike import Alike
 from pase_mtf.operations.flow import Ways
 from pase_mtf.operations.protocols import Dims, dims_of
-from pase_mtf.operations.registry import is_known, rule_of
+from pase_mtf.operations.registry import is_known, read_by, rule_of
 from pase_mtf.operations.stock_reshape import reshape_problem
 from pase_mtf.operations.stock_sums import PendingSum, ReducedSum
 
@@ -97,7 +97,7 @@ class StockLegality:
         position = {operation: number for number, operation in enumerate(_with_bodies(graph.operations))}
         self._ways = Ways(position)
         for operation in position:
-            self._used.update(operation.inputs)
+            self._used.update(read_by(operation))
             loop = rule_of(operation).loop(operation)
             if loop is not None:
                 self._used.update(tensor for stage in loop.stages for tensor in stage.outputs)
@@ -203,7 +203,7 @@ class StockLegality:
         if inside is not None:
             self._check_captured(operation, inside)
         if not rule.is_view:
-            self._read.update(operation.inputs)
+            self._read.update(read_by(operation))
         self._sums.update((tensor, pending) for tensor, pending in rule.stock_sums(operation, self._sums).items()
                           if pending.names())
 
@@ -217,7 +217,7 @@ class StockLegality:
 
     def _check_captured(self, operation: mtf.Operation, inside: frozenset[mtf.Tensor]) -> None:
         """A sum that is reduced in a loop exists nowhere else: it has to be reduced by somebody before."""
-        for tensor in operation.inputs:
+        for tensor in read_by(operation):
             if tensor not in inside and tensor not in self._read:
                 self.need_reduced(operation, tensor, "a sum that a loop finishes cannot be used after it")
 

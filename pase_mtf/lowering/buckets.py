@@ -16,11 +16,11 @@ from pase_mtf.export.phases import UPDATE
 from pase_mtf.graph.all_reduces import buckets
 from pase_mtf.graph.partition import groups
 from pase_mtf.lowering.mesh import DeviceMeshImpl
-from pase_mtf.lowering.readers import Readers, read_by
+from pase_mtf.lowering.readers import Readers
 from pase_mtf.lowering.reshard import ALL_REDUCE, all_reduce
 from pase_mtf.operations.facts import OperationFacts
 from pase_mtf.operations.protocols import LaidOut
-from pase_mtf.operations.registry import is_known, rule_of
+from pase_mtf.operations.registry import is_known, read_by, rule_of
 
 __all__ = ["Buckets"]
 

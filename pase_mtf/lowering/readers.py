@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pase_mtf.compat import mtf
 from pase_mtf.export.phases import FORWARD
 from pase_mtf.graph.partition import Partition, before_reshape
 from pase_mtf.lowering.mesh import DeviceMeshImpl
 from pase_mtf.operations.facts import OperationFacts
-from pase_mtf.operations.registry import rule_of
+from pase_mtf.operations.registry import read_by, rule_of
 
-__all__ = ["Readers", "read_by"]
-
-
-def read_by(operation: mtf.Operation) -> Iterable[mtf.Tensor]:
-    """What an operation reads, and what goes into it."""
-    return dict.fromkeys((*operation.inputs, *rule_of(operation).reads(operation)))
+__all__ = ["Readers"]
 
 
 class Readers:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.nodes import Nodes
 from pase_mtf.operations.protocols import Lowerable, Lowering, StockDemands
-from pase_mtf.operations.registry import LoopParts, LoopStage, LoopVariable, Rule, add_rules, always, rule_of
+from pase_mtf.operations.registry import LoopParts, LoopStage, LoopVariable, Rule, add_rules, always, read_by, rule_of
 from pase_mtf.operations.stock_sums import PendingSum
 from pase_mtf.operations.trips import static_trips
 
@@ -87,7 +87,7 @@ def _captured(op: mtf.ops.WhileLoopOperation) -> tuple[list[tuple[mtf.Tensor, _R
             used += [*zip(inner.inputs, inner.outputs, strict=False), *more]
             assigned |= variables
         else:
-            used += [(tensor, inner) for tensor in inner.inputs]
+            used += [(tensor, inner) for tensor in read_by(inner)]
             used += [(tensor, None) for tensor in rule_of(inner).waits_for(inner) if isinstance(tensor, mtf.Tensor)]
             if isinstance(inner, _ops.Assign):
                 assigned |= set(inner.variables)

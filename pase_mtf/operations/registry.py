@@ -20,7 +20,8 @@ from pase_mtf.operations.stock_sums import PendingSum, ReducedSum
 from pase_mtf.operations.trial import Trial, try_operation
 
 __all__ = ["KINDS", "LoopParts", "LoopStage", "LoopVariable", "Rule", "add_rules", "always", "dim_sizes", "elements",
-           "is_known", "names_of", "register_operation", "rule_of", "splittable_dims", "tensors_of", "trial_of"]
+           "is_known", "names_of", "read_by", "register_operation", "rule_of", "splittable_dims", "tensors_of",
+           "trial_of"]
 
 KINDS = ("matmul", "convolution", "reduction", "pointwise", "gather", "none")
 """What an operation can be on a device; "none" costs nothing."""
@@ -246,6 +247,11 @@ def rule_of(operation: mtf.Operation) -> Rule:
         rule = found[1] if found and known else dataclasses.replace(found[1] if found else Rule(), **_AS_TRIED)
         _RESOLVED[type(operation)] = rule
     return rule
+
+
+def read_by(operation: mtf.Operation) -> list[mtf.Tensor]:
+    """What goes into an operation, and what it reads besides, each once."""
+    return list(dict.fromkeys((*operation.inputs, *rule_of(operation).reads(operation))))
 
 
 def trial_of(operation: mtf.Operation) -> Trial | None:

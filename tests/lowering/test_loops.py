@@ -110,6 +110,19 @@ def test_a_sum_that_a_loop_returns_as_it_is(builder):
     np.testing.assert_allclose(found[1], np.exp(sums), rtol=1e-5)
 
 
+def test_what_a_loop_prints_of_others_is_summed_before_it(builder):
+    """A sum that is made in the loop would be there for nobody after it."""
+    x = builder.input("x", [_X, _Y])
+    total = mtf.reduce_sum(x, reduced_dim=_Y)
+    out = mtf.while_loop(lambda i, _: mtf.less(i, 3), lambda i, s: [i + 1, mtf.Print(s + 1.0, [total], "total")],
+                         [_counter(builder), mtf.zeros(builder.mesh, [_X])])[1]
+    after = mtf.exp(total)
+    found = evaluate(PlanLowering(builder.graph, dict.fromkeys(all_operations(builder.graph), _by("y", 4)), _DEVICES),
+                     [out, after])
+    np.testing.assert_array_equal(found[0], [3.0] * 4)
+    np.testing.assert_allclose(found[1], np.exp(builder.values("x", [4, 8]).sum(1)), rtol=1e-5)
+
+
 @pytest.mark.parametrize(("turns", "layouts"), [
     (3, (_by("x", 4), _by("x", 4, (3, 2, 1, 0)))), (2, (_by("x", 2), _by("x", 4))), (3, (_by("x", 4), _by("y", 2))),
     (3, (_by("y", 4), _WHOLE))])
