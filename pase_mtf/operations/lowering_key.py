@@ -15,7 +15,7 @@ import numpy as np
 
 from pase_mtf.compat import mtf, tf
 
-__all__ = ["function_key", "is_versioned", "lasting_text", "lowering_key"]
+__all__ = ["function_key", "is_versioned", "lasting_text", "lowering_key", "text_key"]
 
 # Attributes of operations that say who they are, not what they do.
 _SKIPPED = {"_inputs", "_outputs", "_mesh", "_name", "_unsplittable_dims"}
@@ -62,6 +62,18 @@ def function_key(function: Callable) -> Hashable | None:
     key = _key(function), tuple([(name, _library(value) if isinstance(value, types.ModuleType) else _key(value))
                                  for name, value in _globals(function)])
     return key if _lasts(key) else None
+
+
+def text_key(function: Callable) -> Hashable:
+    """Equal for functions of one text that hold alike, but for floating point numbers: made anew for every operation,
+    they compute with others (a rate, a slope), and make the same nodes. What their modules hold is not looked at."""
+    return _without_floats(_key(function))
+
+
+def _without_floats(key: Hashable) -> Hashable:
+    if type(key) is not tuple:
+        return key
+    return float if key[:1] == (float,) else tuple(map(_without_floats, key))
 
 
 def lasting_text(key: Hashable) -> str | None:

@@ -7,14 +7,13 @@ placeholders of the unsplit shapes in a graph of its own, and what it made is co
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from pase_mtf.compat import mtf, tf
-from pase_mtf.operations.lowering_key import function_key
+from pase_mtf.operations.lowering_key import function_key, text_key
 from pase_mtf.operations.nodes import Nodes, run_count
 
 __all__ = ["MadeEarly", "made_early", "traced_nodes"]
@@ -49,7 +48,7 @@ def traced_nodes(operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tens
     """
     function = operation._tf_fn
     shapes = tuple((tuple(tensor.shape.to_integer_list), tensor.dtype) for tensor in operation.inputs)
-    key = _text(function), shapes, bool(gradients)
+    key = text_key(function), shapes, bool(gradients)
     if key not in known:
         try:
             known[key] = _once(function, ("nodes", *key[1:]), lambda: _trace(function, operation, gradients))
@@ -89,7 +88,7 @@ def made_early(operation: mtf.Operation, late: Sequence[bool], known: dict[Hasha
     if not isinstance(forward, mtf.SlicewiseOperation):
         return nothing
     shapes = tuple((tuple(tensor.shape.to_integer_list), tensor.dtype) for tensor in forward.inputs)
-    key = "early", _text(forward._tf_fn), shapes, gradient, tuple(late)
+    key = "early", text_key(forward._tf_fn), shapes, gradient, tuple(late)
     if key not in known:
         try:
             known[key] = _once(forward._tf_fn, ("early", *key[2:]), lambda: _trace_early(
@@ -141,19 +140,6 @@ def _waiting(graph: tf.Graph, given: Sequence[tf.Tensor], late: set[tf.Operation
             for tensor in node.outputs:
                 shown.setdefault(tensor.ref(), shown.get(node.inputs[0].ref(), node.inputs[0].ref()))
     return list(held.values()), read
-
-
-def _text(function: object, depth: int = 4) -> tuple[Hashable, ...]:
-    """Equal for functions of one text that call the same functions: made anew for every operation, they differ in
-    constants only. TensorFlow's own are wrapped, and have the text of their wrapper."""
-    code = getattr(function, "__code__", None)
-    if code is None or not depth:
-        return (id(function),)
-    held = []
-    for cell in getattr(function, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # not bound yet
-            held.append(cell.cell_contents)
-    return code, *(_text(inner, depth - 1) for inner in held if callable(inner) and inner is not function)
 
 
 def _trace(function: Callable, operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tensor]) -> Nodes:

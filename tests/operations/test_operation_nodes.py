@@ -1,5 +1,6 @@
 """What an operation of Mesh-TF becomes on a device: nodes and traffic."""
 
+import functools
 import types
 
 import pytest
@@ -52,6 +53,21 @@ def test_functions_of_one_text_are_traced_once(x):
     for power in (2.0, 3.0):
         traced_nodes(_slicewise(lambda x, power=power: tf.pow(x, power), x).operation, (), known)
     assert len(known) == 1
+
+
+@pytest.mark.parametrize("made", [
+    lambda times: lambda x: tf.sigmoid(tf.tile(x, [1, times])),
+    lambda times: lambda x, times=times: tf.tile(x, [1, times]),
+    lambda times: functools.partial(lambda times, x: tf.tile(x, [1, times]), times)])
+def test_functions_of_one_text_that_hold_other_numbers_are_told_apart(x, made):
+    rows, columns = x.shape.dims
+    known = {}
+    for times in (1, 4):
+        operation = mtf.slicewise(made(times), [x], mtf.Shape([rows, mtf.Dimension("more", times * columns.size)]),
+                                  x.dtype, [rows]).operation
+        again = mtf.ops.SlicewiseOperation(made(times), [x], [operation.outputs[0].shape], [x.dtype], [rows])
+        assert traced_nodes(operation, (), known) is traced_nodes(again, (), known)
+    assert len(known) == 2
 
 
 _TIMES = 1
