@@ -12,8 +12,8 @@ from pase_mtf.layout.space import MeshShape, rules_text
 from pase_mtf.lowering.equal_nodes import first_of_equal
 from pase_mtf.lowering.nodes import IDLE_NODES, kernel_of
 from pase_mtf.machine.kernels import Kernel
-from pase_mtf.operations.facts import read_operations
-from pase_mtf.operations.flow import Flow
+from pase_mtf.operations.facts import read_operations, trains
+from pase_mtf.operations.flow import Flow, all_operations
 from pase_mtf.operations.protocols import LaidOut
 from pase_mtf.operations.registry import rule_of
 from pase_mtf.replaced import replaced
@@ -92,8 +92,8 @@ def layout_kernels(graph: mtf.Graph, outputs: Iterable[mtf.Tensor], mesh: MeshSh
     Args:
       graph: of Mesh-TF, without loops.
       outputs: tensors that a step computes, besides all assignments; where there are none, nobody has told them, and
-        they are all that no operation reads, but for gradients where something is assigned: these TensorFlow never
-        runs.
+        they are all that no operation reads, but for gradients where something that is trained is assigned: these
+        TensorFlow never runs.
       mesh, rules: a layout under which it lowers.
     """
     impl = _MeshImpl(str(mesh), rules_text(rules), [f"/device:CPU:{number}" for number in range(mesh.devices)])
@@ -104,7 +104,7 @@ def layout_kernels(graph: mtf.Graph, outputs: Iterable[mtf.Tensor], mesh: MeshSh
         lowering = mtf.Lowering(graph, dict.fromkeys(meshes, impl), autostack=False)
     waiting = [lowering.lowered_operation(operation) for operation in graph.operations
                if rule_of(operation).assigns(operation)]
-    computed = list(outputs) or _unread(graph, gradients=not waiting)
+    computed = list(outputs) or _unread(graph, gradients=not trains(all_operations(graph)))
     waiting += [block.op for tensor in computed for block in lowering.tensors[tensor].to_laid_out_tensor().all_slices]
     seen: set[tf.Operation] = set()
     parts: dict[str, collections.Counter[Kernel]] = {COMPUTE: collections.Counter()}

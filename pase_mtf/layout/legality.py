@@ -16,6 +16,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pase_mtf.compat import mtf
 from pase_mtf.layout.space import expressible
 from pase_mtf.operations.alike import Alike
+from pase_mtf.operations.facts import trains
 from pase_mtf.operations.flow import Ways
 from pase_mtf.operations.protocols import Dims, dims_of
 from pase_mtf.operations.registry import is_known, read_by, rule_of
@@ -68,8 +69,8 @@ class StockLegality:
 
         Args:
           graph: any Mesh-TF graph.
-          outputs: tensors that are fetched besides those that operations read; where there are none and nothing is
-            assigned, nobody has told them, and it may be any.
+          outputs: tensors that are fetched besides those that operations read; where there are none and nothing that is
+            trained is assigned, nobody has told them, and it may be any.
           devices: p, to which slices that were laid out beforehand must fit (0: not checked).
           rebuilt: the graph will be built anew for the layout: such slices will be what the layout makes of them.
           alike: numbers of operations that are alike, if they are at hand: their tensors are looked at once.
@@ -88,14 +89,14 @@ class StockLegality:
         self._reduced: dict[tuple[PendingSum, str], Problem] = {}  # sums that may not be pending
         self._sums: dict[mtf.Tensor, PendingSum] = {}
         self._used: set[mtf.Tensor] = set(outputs)
-        if not self._used and not any(rule_of(operation).assigns(operation) for operation in graph.operations):
-            self._used.update(tensor for operation in graph.operations for tensor in operation.outputs)
         self._spaces: set[Dims] = set()
         self._alike, self._looked_at = alike, set[int]()  # numbers of operations
         self._reshape_cache: dict[tuple[Hashable, ...], tuple[str, bool]] = {}
         self._using: dict[str, list[tuple[frozenset[str], Dims, Dims, str]]] = {}  # dim name -> reshapes
         position = {operation: number for number, operation in enumerate(_with_bodies(graph.operations))}
         self._ways = Ways(position)
+        if not self._used and not trains(list(position)):
+            self._used.update(tensor for operation in graph.operations for tensor in operation.outputs)
         for operation in position:
             self._used.update(read_by(operation))
             loop = rule_of(operation).loop(operation)

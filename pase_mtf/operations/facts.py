@@ -14,7 +14,7 @@ from pase_mtf.operations.flow import Flow, all_operations
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
 from pase_mtf.operations.registry import Rule, rule_of, splittable_dims
 
-__all__ = ["ASSUMED_TRIPS", "OperationFacts", "needed_for_updates", "read_operations"]
+__all__ = ["ASSUMED_TRIPS", "OperationFacts", "needed_for_updates", "read_operations", "trains"]
 
 ASSUMED_TRIPS = 1
 """Iterations of a loop whose condition only running the program tells."""
@@ -183,6 +183,18 @@ def _common(operation: mtf.Operation, rule: Rule, outputs: Sequence[mtf.Tensor],
                    rule.is_anchor or kind in ("matmul", "convolution"))
 
 
+def trains(operations: Sequence[mtf.Operation]) -> bool:
+    """Whether an assignment sets a variable that is trained. Where none does (moving averages, a count of steps),
+    gradients, if there are any, are for somebody outside of the graph.
+
+    Args:
+      operations: of a graph, those in its loops, too.
+    """
+    trained = set(map(id, operations[0].graph.trainable_variables)) if operations else set()
+    return any(id(variable) in trained for operation in operations
+               for variable, _ in rule_of(operation).assigns(operation))
+
+
 def needed_for_updates(operations: Sequence[mtf.Operation]) -> list[bool]:
     """What the assignments of a graph need; the gradient of the input image, say, is needed by none.
 
@@ -190,15 +202,12 @@ def needed_for_updates(operations: Sequence[mtf.Operation]) -> list[bool]:
       operations: of the graph, in its order, those in a loop before the loop.
 
     Returns:
-      Per operation whether an assignment needs it. Of a graph whose assignments set nothing that is trained (moving
-      averages, a count of steps) all are needed: gradients, if there are any, are for somebody outside of it.
+      Per operation whether an assignment needs it; all, where none sets what is trained (`trains`).
     """
-    rules = [rule_of(operation) for operation in operations]
-    trained = set(map(id, operations[0].graph.trainable_variables)) if operations else set()
-    assigned = [rule.assigns(operation) for rule, operation in zip(rules, operations, strict=True)]
-    if not any(id(variable) in trained for pairs in assigned for variable, _ in pairs):
+    if not trains(operations):
         return [True] * len(operations)
-    assigns = list(map(bool, assigned))
+    rules = [rule_of(operation) for operation in operations]
+    assigns = [bool(rule.assigns(operation)) for rule, operation in zip(rules, operations, strict=True)]
     needed: set[int] = set()
     found = []
     for operation, rule, is_assignment in zip(reversed(operations), reversed(rules), reversed(assigns), strict=True):

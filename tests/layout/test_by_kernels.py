@@ -120,6 +120,23 @@ def test_without_outputs_a_step_computes_what_nobody_reads():
         assert layout_kernels(graph, [], shape, rules) == layout_kernels(graph, outputs, shape, rules)
 
 
+@pytest.mark.parametrize("trainable", [False, True])
+def test_gradients_are_computed_where_nothing_is_trained(trainable):
+    """For somebody outside of the graph, which keeps averages alone."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh, (batch, io) = mtf.Mesh(graph, "mesh"), (mtf.Dimension("batch", 16), mtf.Dimension("io", 64))
+        x = mtf.import_tf_tensor(mesh, tf.zeros([16, 64]), mtf.Shape([batch, io]))
+        w = mtf.get_variable(mesh, "w", mtf.Shape([io]))
+        kept = mtf.get_variable(mesh, "kept", mtf.Shape([]), trainable=trainable)
+        loss = mtf.reduce_sum(mtf.square(mtf.einsum([x, w], mtf.Shape([batch]))))
+        gradient, = mtf.gradients([loss], [w])
+        mtf.assign(kept.operation, kept + 1.0)
+        shape, rules = parse_layout("all:4;batch:all")
+        told, untold = (layout_kernels(graph, outputs, shape, rules) for outputs in ([loss, gradient], []))
+    assert (untold == told) == (not trainable)
+
+
 @pytest.mark.slow
 def test_the_best_of_all_layouts_or_a_gap_to_it(cache_dir, timed_kernels):
     found = find_layout(build, 4, prices="measured", measure_seconds=600)

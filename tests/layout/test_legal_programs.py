@@ -115,9 +115,11 @@ def test_a_subclass_follows_its_class_if_it_keeps_its_lowering():
 
 
 @pytest.mark.parametrize(("assigned", "told", "legal"), [
-    (False, False, False), (False, True, False), (True, False, True), (True, True, False)])
+    (None, False, False), (None, True, False), ("weights", False, True), ("weights", True, False),
+    ("averages", False, False), ("averages", True, False)])
 def test_gradients_that_may_be_exported_are_read(assigned, told, legal):
-    """A program that comes to mtf.Lowering tells no outputs; one that assigns nothing there is for what it exports."""
+    """A program that comes to mtf.Lowering tells no outputs; one that assigns nothing there, or nothing that is
+    trained, is for what it exports."""
     with tf.Graph().as_default():
         b = Builder(tf.float32)
         batch, features = dim("batch", 8), dim("features", 8)
@@ -125,8 +127,8 @@ def test_gradients_that_may_be_exported_are_read(assigned, told, legal):
         y = mtf.slicewise(lambda x, w: x * w, [x, w], mtf.Shape([batch, features]), tf.float32, [batch])
         gradients = mtf.gradients([mtf.reduce_sum(y)], [w])
         if assigned:
-            count = b.variable("count", [])
-            mtf.assign(count.operation, count + 1.0)
+            kept = mtf.get_variable(b.mesh, "kept", mtf.Shape([]), trainable=assigned == "weights")
+            mtf.assign(kept.operation, kept + 1.0)
         problem = StockLegality(b.graph, gradients if told else []).problem({"batch": 0}, (4,))
         assert (problem is None) == legal, problem
 
