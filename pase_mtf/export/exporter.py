@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pase_mtf.arguments import checked_arguments
@@ -22,7 +22,7 @@ from pase_mtf.operations.facts import ASSUMED_TRIPS, OperationFacts, read_operat
 from pase_mtf.operations.flow import Flow, all_operations
 from pase_mtf.operations.nodes import Nodes
 
-__all__ = ["export_as", "export_graph", "is_export_of"]
+__all__ = ["export_as", "export_for_stock", "export_graph", "is_export_of"]
 
 _MADE: weakref.WeakKeyDictionary[mtf.Graph, weakref.ref[ComputationGraph]] = weakref.WeakKeyDictionary()
 """What was made of graphs last, with their updates in the layers of their weights."""
@@ -51,16 +51,31 @@ def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, objec
       The computation graph. Where it rests on something that the Mesh-TensorFlow graph does not tell (how often a loop
       runs whose condition depends on data), `meta["assumed"]` says so, a sentence each.
     """
-    with uncollected():
-        flow = Flow(graph)
-        facts = read_operations(graph, flow, alike)
-        phases = phases_of(graph, facts)
-        exporter = _Exporter(graph, facts, phases, flow, sharded_updates, turns)
-        made = ComputationGraph(name=name, layers=exporter.layers(), edges=exporter.edges(),
-                                operations=len(facts), meta={**(meta or {}), **_assumed(facts)})
+    made = _export(graph, name, meta or {}, alike, sharded_updates, turns, stock=False)
     if not sharded_updates:
         _MADE[graph] = weakref.ref(made)
     return made
+
+
+def export_for_stock(graph: mtf.Graph, *, name: str, alike: Alike | None = None) -> ComputationGraph:
+    """`export_graph`, with layers that split what stock `mtf.Lowering` splits under a layout under which it lowers:
+    layouts are priced by it. Strategies are of layers that split what our lowering can.
+
+    Args:
+      graph, name, alike: of `export_graph`.
+    """
+    return _export(graph, name, {}, alike, sharded_updates=False, turns=False, stock=True)
+
+
+def _export(graph: mtf.Graph, name: str, meta: Mapping[str, object], alike: Alike | None, sharded_updates: bool,
+            turns: bool, *, stock: bool) -> ComputationGraph:
+    with uncollected():
+        flow = Flow(graph)
+        facts = read_operations(graph, flow, alike, stock=stock)
+        phases = phases_of(graph, facts)
+        exporter = _Exporter(graph, facts, phases, flow, sharded_updates, turns)
+        return ComputationGraph(name=name, layers=exporter.layers(), edges=exporter.edges(),
+                                operations=len(facts), meta={**meta, **_assumed(facts)})
 
 
 def export_as(graph: mtf.Graph, graph_hash: str) -> ComputationGraph:

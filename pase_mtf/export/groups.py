@@ -134,7 +134,8 @@ class Groups:
 
     def open(self, index: int, kind: str = "") -> int:
         """A new, empty group that this operation anchors, of the kind that it opens unless another is given."""
-        self._groups.append(Group(kind or self._facts[index].layer, index))
+        fact = self._facts[index]
+        self._groups.append(Group(kind or fact.layer, index, aliases=dict(fact.together)))
         self._parent.append(len(self._groups) - 1)
         return len(self._groups) - 1
 

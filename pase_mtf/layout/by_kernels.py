@@ -15,6 +15,7 @@ from pase_mtf.compat import tf
 from pase_mtf.cost.roofline import roofline_machine, still_true
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.layout.exports import Exports
 from pase_mtf.layout.graph import GraphSearch
 from pase_mtf.layout.kernels import LayoutKernels, layout_kernels
 from pase_mtf.layout.layout import Layout, LayoutCost
@@ -171,7 +172,7 @@ def find_layout_by_kernels(built: BuiltGraph, exported: ComputationGraph | None,
     Raises:
       InfeasibleError: no layout lowers.
     """
-    one = GraphSearch(built.graph, built.outputs, request, exported=exported)
+    one = GraphSearch(built.graph, built.outputs, request, exports=Exports(built.graph, request, exported))
     judge = _Judge(built, request, kernels, time.perf_counter() + seconds)
     parallel = one.data_parallel()
     own = None if request.own is None else one.judge_own(*request.own)

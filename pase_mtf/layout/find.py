@@ -24,6 +24,7 @@ from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.by_kernels import check_program, find_layout_by_kernels, machine_of_kernels
 from pase_mtf.layout.capture import own_layout_of
+from pase_mtf.layout.exports import Exports
 from pase_mtf.layout.graph import GraphSearch
 from pase_mtf.layout.layout import NOT_BY_KERNELS, Layout, check_explained
 from pase_mtf.layout.program import BuiltGraph, Program
@@ -157,7 +158,7 @@ def _why_not_among_these(mesh: MeshShape, rules: Mapping[str, str], devices: int
 
 
 def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, request: Request) -> Layout:
-    one = GraphSearch(built.graph, built.outputs, request, exported=exported)
+    one = GraphSearch(built.graph, built.outputs, request, exports=Exports(built.graph, request, exported))
     found = one.candidates(1 + request.alternatives)
     own = None if request.own is None else one.judge_own(*request.own)
     best = one.cost("best", found[0].mesh, found[0].rules) if found else None

@@ -10,9 +10,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 
 from pase_mtf.compat import mtf
 from pase_mtf.errors import InfeasibleError, UsageError, nearest
-from pase_mtf.export.exporter import export_graph
-from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.costs import LayoutCosts
+from pase_mtf.layout.exports import Exports
 from pase_mtf.layout.layout import LayoutCost, LayoutReport
 from pase_mtf.layout.legality import Problem, StockLegality
 from pase_mtf.layout.own_classes import own_class_notes
@@ -37,7 +36,8 @@ class GraphSearch:
     """The layouts of one graph.
 
     Attributes:
-      exported: the graph.
+      exports: what the graph is exported as.
+      exported: that with what stock Mesh-TF can split.
       variables: name -> the names of its dims, of every variable of the graph.
       search: goes through its layouts.
       meshes: the mesh shapes that compete.
@@ -45,7 +45,7 @@ class GraphSearch:
     """
 
     def __init__(self, graph: mtf.Graph, outputs: Iterable[mtf.Tensor], request: Request, *,
-                 exported: ComputationGraph | None = None, rebuilt: bool = False,
+                 exports: Exports | None = None, rebuilt: bool = False,
                  elsewhere: Callable[[MeshShape, Mapping[str, str]], bool] = lambda shape, rules: False) -> None:
         """Exports the graph and prepares its search.
 
@@ -53,7 +53,7 @@ class GraphSearch:
           graph: of Mesh-TF.
           outputs: tensors that the program exports.
           request: what the layouts have to satisfy.
-          exported: what export_graph made of the graph, if it is at hand.
+          exports: what the graph is exported as, if some of it is at hand.
           rebuilt: what is found is a candidate for which the graph will be built anew: slices that it imports will be
             laid out as the layout says, and whether it lowers will be seen then.
           elsewhere: says of a layout that another graph will be built for it: whether it lowers will be seen there.
@@ -68,7 +68,8 @@ class GraphSearch:
         self.request = request
         self.variables = {variable.name: tuple(variable.shape.dimension_names) for variable in graph.all_variables}
         request.say(f"export of {len(graph.operations):,} operations")
-        self.exported = exported or export_graph(graph, name=request.name, alike=request.memo.alike)
+        self.exports = exports or Exports(graph, request)
+        self.exported = self.exports.stock
         self.export_seconds = time.perf_counter() - start
         self._random = list(_random_operations(graph.operations))
         start = time.perf_counter()
@@ -288,7 +289,7 @@ class GraphSearch:
         self.request.say("pricing loops layer by layer")
         limit = None if math.isinf(self.request.memory_limit) else self.request.memory_limit
         try:
-            seconds = least_seconds(self.exported, self.request.devices, self.request.machine, limit, _NOTE_GAP)
+            seconds = least_seconds(self.exports.own, self.request.devices, self.request.machine, limit, _NOTE_GAP)
         except InfeasibleError:
             return ()
         gained = best.seconds / seconds

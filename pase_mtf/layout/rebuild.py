@@ -82,7 +82,7 @@ class _SearchedGraph:
             # The slices it imports were laid out for one layout; they will be laid out for another.
             with contextlib.suppress(InfeasibleError, UsageError):
                 self._proposing.append(GraphSearch(built.graph, built.outputs, request, rebuilt=True,
-                                                   exported=self.search.exported))
+                                                   exports=self.search.exports))
 
     def _is_built_elsewhere(self, mesh: MeshShape, rules: Mapping[str, str]) -> bool:
         """Whether the program has to be called for a layout, as it may see something else there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from pase_mtf.compat import mtf
@@ -40,7 +40,8 @@ class OperationFacts:
         not known.
       iterations: of a loop; None where they are not known. 1 of anything else.
       dims: its iteration space, outputs first, then what is reduced away; anonymous dims left out.
-      splittable: names of the dims that our lowering can split.
+      splittable: names of the dims that our lowering, or stock Mesh-TF, can split.
+      together: dims that stock Mesh-TF has on one axis; empty where our lowering is meant.
       layer: the kind of layer that it opens.
       is_anchor: whether it always opens a layer of its own.
       like: the first of the operations that are alike; None where there is none before it.
@@ -63,6 +64,7 @@ class OperationFacts:
     contracted: tuple[tuple[str, ...], ...]
     dims: tuple[mtf.Dimension, ...]
     splittable: frozenset[str]
+    together: Mapping[str, str]
     layer: str
     is_anchor: bool
     traced: dict[Hashable, Nodes] = dataclasses.field(repr=False)
@@ -102,17 +104,19 @@ class OperationFacts:
         return self.rule.sum_is_pending(self.operation)
 
 
-def read_operations(graph: mtf.Graph, flow: Flow | None = None, alike: Alike | None = None) -> list[OperationFacts]:
+def read_operations(graph: mtf.Graph, flow: Flow | None = None, alike: Alike | None = None, *,
+                    stock: bool = False) -> list[OperationFacts]:
     """Reads every operation of a graph, in its order, those in a loop before the loop.
 
     Args:
       graph: of Mesh-TF.
       flow: of the graph, if it is at hand.
       alike: numbers of its operations, if some are at hand.
+      stock: what stock Mesh-TF can split counts, under layouts under which it lowers, not what our lowering can.
     """
     flow = flow or Flow(graph)
     operations = all_operations(graph)
-    reader = _Reader(flow, alike or Alike())
+    reader = _Reader(flow, alike or Alike(), stock)
     return [reader.read(operation, index, is_needed) for index, (operation, is_needed)
             in enumerate(zip(operations, needed_for_updates(operations), strict=True))]
 
@@ -120,8 +124,8 @@ def read_operations(graph: mtf.Graph, flow: Flow | None = None, alike: Alike | N
 class _Reader:
     """Reads operations; what was found out for one is known for the next."""
 
-    def __init__(self, flow: Flow, alike: Alike) -> None:
-        self._flow, self._alike = flow, alike
+    def __init__(self, flow: Flow, alike: Alike, stock: bool) -> None:
+        self._flow, self._alike, self._stock = flow, alike, stock
         self._traced: dict[Hashable, Nodes] = {}
         self._iterations: dict[mtf.Operation, int | None] = {}  # of loops
         self._maker: dict[mtf.Tensor, int] = {}
@@ -143,7 +147,7 @@ class _Reader:
         like, common = self._known.get(number, (None, None)) if number is not None else (None, None)
         rule = rule_of(operation) if like is None else like.rule
         outputs, reads, loops = tuple(operation.outputs), tuple(rule.reads(operation)), self._flow.loops_of[operation]
-        common = common or _common(operation, rule, outputs, reads)
+        common = common or _common(operation, rule, outputs, reads, self._stock)
         sources = tuple(map(self._flow.origin, reads))
         self._maker.update(dict.fromkeys(outputs, index))
         fact = OperationFacts(
@@ -153,8 +157,8 @@ class _Reader:
             trips=math.prod([self._trips_of(loop) for loop in loops]) if loops else 1,
             iterations=self._iterations_of(operation) if rule.loop(operation) else 1,
             assigns=tuple(rule.assigns(operation)), traced=self._traced, like=like, kind=common.kind,
-            contracted=common.contracted, dims=common.dims, splittable=common.splittable, layer=common.layer,
-            is_anchor=common.is_anchor)
+            contracted=common.contracted, dims=common.dims, splittable=common.splittable,
+            together=common.together, layer=common.layer, is_anchor=common.is_anchor)
         if number is not None:
             self._known.setdefault(number, (fact, common))
         return fact
@@ -167,19 +171,21 @@ class _Common(NamedTuple):
     contracted: tuple[tuple[str, ...], ...]
     dims: tuple[mtf.Dimension, ...]
     splittable: frozenset[str]
+    together: Mapping[str, str]
     layer: str
     is_anchor: bool
 
 
 def _common(operation: mtf.Operation, rule: Rule, outputs: Sequence[mtf.Tensor],
-            reads: Sequence[mtf.Tensor]) -> _Common:
+            reads: Sequence[mtf.Tensor], stock: bool) -> _Common:
     kind = rule.kind(operation)
     # What goes round in a loop and comes out of it is laid out as those lay it out that make it, not by the loop.
     tensors = () if rule.loop(operation) else (*outputs, *reads)
     dims = {(dim.name, dim.size): dim for tensor in tensors for dim in tensor.shape.dims
             if not dim.name.startswith("_anonymous_")}
-    return _Common(kind, tuple(rule.contracted(operation)), tuple(dims.values()), splittable_dims(operation),
-                   rule.layer or _LAYER_OF_KIND.get(kind, "pointwise"),
+    splittable = splittable_dims(operation, stock=stock)
+    return _Common(kind, tuple(rule.contracted(operation)), tuple(dims.values()), splittable,
+                   rule.together(operation) if stock else {}, rule.layer or _LAYER_OF_KIND.get(kind, "pointwise"),
                    rule.is_anchor or kind in ("matmul", "convolution"))
 
 

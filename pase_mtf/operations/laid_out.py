@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
 from pase_mtf.operations.protocols import Lowering, StockDemands
-from pase_mtf.operations.registry import Rule, add_rules, always
+from pase_mtf.operations.registry import Rule, add_rules, always, names_of
 
 _ops = mtf.ops
 
@@ -119,5 +119,5 @@ def _demands(operation: mtf.ops.ImportLaidOutTensorOperation, demands: StockDema
 
 
 add_rules({_ops.ImportLaidOutTensorOperation: Rule(
-    kind=always("none"), splittable=always(()), lower=_lower, stock_demands=_demands,
+    kind=always("none"), splittable=always(()), stock_splittable=names_of, lower=_lower, stock_demands=_demands,
     imported_slices=lambda operation: operation._laid_out_tensor)})

@@ -57,8 +57,8 @@ def _lower_gradient(op: mtf.ops.PoolBackPropOperation, lowering: Lowering) -> No
 
 
 add_rules({
-    _ops.PoolOperation: Rule(kind=always("reduction"), splittable=_splittable, layer="pool", is_anchor=True,
-                             stock_demands=_demands),
-    _ops.PoolBackPropOperation: Rule(kind=always("reduction"), splittable=_splittable, lower=_lower_gradient,
-                                     stock_demands=_demands),
+    _ops.PoolOperation: Rule(kind=always("reduction"), splittable=_splittable, stock_splittable=names_of, layer="pool",
+                             is_anchor=True, stock_demands=_demands),
+    _ops.PoolBackPropOperation: Rule(kind=always("reduction"), splittable=_splittable, stock_splittable=names_of,
+                                     lower=_lower_gradient, stock_demands=_demands),
 })

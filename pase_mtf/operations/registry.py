@@ -147,6 +147,8 @@ class Rule:
       is_view: whether it returns what it reads as it is, so that a pending sum stays one.
       is_same: whether it returns the very object, so that who finishes the one sum has finished the other.
       splittable: names of the dims that can be split when our lowering lowers it; whether they divide is not asked.
+      stock_splittable: those that stock Mesh-TF splits under a layout under which it lowers; None: the same.
+      together: of dims that stock Mesh-TF has on one axis, name -> that which stands for both.
       spaces: groups of dims of which no two may be laid out on one mesh axis.
       layer: the kind of layer that it opens ("": as its kind says).
       is_anchor: whether it always opens a layer of its own.
@@ -187,6 +189,8 @@ class Rule:
     is_view: bool = False
     is_same: bool = False
     splittable: Callable[[mtf.Operation], Iterable[str]] = names_of
+    stock_splittable: Callable[[mtf.Operation], Iterable[str]] | None = None
+    together: Callable[[mtf.Operation], Mapping[str, str]] = always({})
     spaces: Callable[[mtf.Operation], list[list[mtf.Dimension]]] = _shapes
     layer: str = ""
     is_anchor: bool = False
@@ -309,13 +313,13 @@ def _lower_as_tried(operation: mtf.Operation, lowering: Lowering) -> None:
 
 
 _AS_TRIED: dict[str, Any] = {
-    "splittable": _tried_splits, "contracted": _tried_contracted, "broadcast_after": always(()),
-    "sum_is_pending": always(False),
+    "splittable": _tried_splits, "stock_splittable": None, "together": always({}), "contracted": _tried_contracted,
+    "broadcast_after": always(()), "sum_is_pending": always(False),
     "spaces": _tried_spaces, "stock_demands": _tried_demands, "stock_sums": _tried_sums, "lower": _lower_as_tried,
     "looks_up": always(None)}
 
 
-def splittable_dims(operation: mtf.Operation) -> frozenset[str]:
+def splittable_dims(operation: mtf.Operation, *, stock: bool = False) -> frozenset[str]:
     """The names of the dims that can truly be split when our lowering lowers this operation.
 
     What an operation declares (`splittable_dims`) and what really lowers to right values differ both ways in Mesh-TF
@@ -324,6 +328,8 @@ def splittable_dims(operation: mtf.Operation) -> frozenset[str]:
 
     Args:
       operation: any Mesh-TF operation. One of an unknown class may split what trying it shows.
+      stock: those that stock mtf.Lowering splits instead, under a layout under which it lowers; which these are
+        `layout.legality` decides.
 
     Returns:
       A subset of the dim names of its inputs and outputs.
@@ -333,7 +339,9 @@ def splittable_dims(operation: mtf.Operation) -> frozenset[str]:
         names = tensor.shape.dimension_names
         if len(set(names)) < len(names):
             twice |= {name for name in names if names.count(name) > 1}  # would put two dims on one axis
-    return frozenset(name for name in rule_of(operation).splittable(operation)
+    rule = rule_of(operation)
+    found = (stock and rule.stock_splittable) or rule.splittable
+    return frozenset(name for name in found(operation)
                      if name not in twice and not name.startswith(_ANONYMOUS))
 
 
@@ -373,11 +381,12 @@ def register_operation(operation_class: type[mtf.Operation], *,
     rule = found[1] if found else Rule()
     changes: dict[str, Any] = {
         "splittable": splittable if callable(splittable) else always(tuple(splittable)),
+        "stock_splittable": None,
         "lower": lower if lower or own_lower else rule.lower}
     if own_lower or lower:
         changes |= {"looks_up": always(None), "broadcast_after": always(())}
     if own_lower:
-        changes["stock_demands"] = _as_registered
+        changes |= {"stock_demands": _as_registered, "together": always({})}
     if kind is not None:
         changes |= {"kind": always(kind), "layer": ""}
     if flops is not None:

@@ -39,6 +39,11 @@ def _top_k_splittable(operation: mtf.Operation) -> set[str]:
     return names_of(operation) - {found.name, *([] if few else [reduced.name])}
 
 
+def _top_k_stock_splittable(operation: mtf.Operation) -> set[str]:
+    """Whether anything is gained, the layout decides."""
+    return names_of(operation) - {operation._k_dim.name}
+
+
 def _top_k_contracted(operation: mtf.Operation) -> tuple[tuple[str, ...], ...]:
     """Not summed, but every device gets what the others have found, of both outputs."""
     return ((operation._reduced_dim.name,),) * len(operation.outputs)
@@ -132,8 +137,9 @@ add_rules({
                               shift=lambda operation: (operation._dim.name, operation._offset)),
     _ops.OneHotOperation: Rule(kind=always("gather"), lower=_lower_one_hot, stock_demands=_one_hot_demands),
     _ops.TopKOperation: Rule(
-        kind=always("reduction"), role=always(TOP_K), splittable=_top_k_splittable, contracted=_top_k_contracted,
-        layer="gather", is_anchor=True, stock_demands=_top_k_demands),
+        kind=always("reduction"), role=always(TOP_K), splittable=_top_k_splittable,
+        stock_splittable=_top_k_stock_splittable, contracted=_top_k_contracted, layer="gather", is_anchor=True,
+        stock_demands=_top_k_demands),
     _ops.ReshapeOperation: Rule(
         kind=always("none"), role=always("rename"), forwards_sums=True, is_view=True, lower=_lower_reshape,
         stock_demands=_reshape_demands, stock_sums=_reshaped_sums),

@@ -33,6 +33,15 @@ def _splittable(operation: mtf.Operation) -> set[str]:
     return (_kept(operation) & set(operation.splittable_dims)) - _paired(operation)
 
 
+def _stock_splittable(operation: mtf.Operation) -> set[str]:
+    """Of dims that share an axis stock Mesh-TF splits both."""
+    return (_kept(operation) | _paired(operation)) & set(operation.splittable_dims)
+
+
+def _together(operation: mtf.Operation) -> dict[str, str]:
+    return {pair.given: pair.made for pair in joined_dims(operation)}
+
+
 def _lower(operation: mtf.Operation, lowering: Lowering) -> None:
     joined = joined_dims(operation)
     if not joined:
@@ -65,6 +74,10 @@ def _forward(gradient: mtf.Operation) -> mtf.Operation:
 def _gradient_splittable(operation: mtf.Operation) -> frozenset[str]:
     """It differentiates the very tensors of its forward operation, slice by slice."""
     return splittable_dims(operation._forward_op) & names_of(operation)
+
+
+def _gradient_stock_splittable(operation: mtf.Operation) -> frozenset[str]:
+    return splittable_dims(operation._forward_op, stock=True) & names_of(operation)
 
 
 def _gradient_nodes(operation: mtf.Operation, known: dict[Hashable, Nodes]) -> Nodes:
@@ -158,9 +171,10 @@ def _unmoved(old: Sequence[mtf.Dimension], new: Sequence[mtf.Dimension]) -> set[
 
 add_rules({
     _ops.SlicewiseOperation: Rule(
-        splittable=_splittable, nodes=_nodes, lower=_lower, stock_demands=_demands),
+        splittable=_splittable, stock_splittable=_stock_splittable, together=_together, nodes=_nodes, lower=_lower,
+        stock_demands=_demands),
     _ops.GenericGradOperation: Rule(
-        splittable=_gradient_splittable, nodes=_gradient_nodes, contracted=_gradient_contracted,
-        sum_is_pending=always(True), leader=_forward, differentiates=_forward, lower=_lower_gradient,
-        stock_demands=_gradient_demands),
+        splittable=_gradient_splittable, stock_splittable=_gradient_stock_splittable, nodes=_gradient_nodes,
+        contracted=_gradient_contracted, sum_is_pending=always(True), leader=_forward, differentiates=_forward,
+        lower=_lower_gradient, stock_demands=_gradient_demands),
 })
