@@ -156,7 +156,7 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
 
     kind = operation.kind
     transposed: list[Operand] = []
-    if kind == "matmul" and len(operation.inputs) == 2:
+    if kind == "matmul" and len(operation.inputs) == 2 and operation.nodes == 1:  # else it is a function of slices
         batched, transposed = _product_order(operation)
         kind = "batched matmul" if batched else kind
     elif operation.role == "filter gradient":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -119,9 +120,15 @@ class _Content(NamedTuple):
     inputs: tuple[Operand, ...]
     outputs: tuple[Operand, ...]
     dims: tuple[str, ...]
-    flops: float
     shift: tuple[str, int] | tuple[()]
     role: str
+
+
+def _flops(fact: OperationFacts, content: _Content) -> float:
+    """Of an assignment, of the values that a layer has for variables."""
+    if fact.assigns and fact.flops:
+        return float(sum(math.prod(operand.shape) for operand in content.inputs))
+    return fact.flops
 
 
 class _Exporter:
@@ -263,11 +270,11 @@ class _Exporter:
         nodes = (fact.like or fact).nodes if runs else Nodes()
         return LayerOperation(
             index=fact.index, name=fact.name, type=type(fact.operation).__name__, phase=self._phases[fact.index],
-            kind=fact.kind if runs else "none", flops=content.flops if runs else 0.0, dims=content.dims,
+            kind=fact.computes if runs else "none", flops=_flops(fact, content) if runs else 0.0, dims=content.dims,
             inputs=content.inputs, outputs=content.outputs, reduced=sums[0] if len(set(sums)) == 1 else (),
             partial_sums=sums if len(set(sums)) > 1 else (), shift=content.shift, role=content.role,
             nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs, trips=fact.trips,
-            held=self._lifetimes.of_outputs(fact.operation) if not fact.assigns and not loop else (),
+            held=self._lifetimes.of_outputs(fact.operation, nodes.besides) if not fact.assigns and not loop else (),
             pending_outputs=() if loop else tuple([number for number, tensor in enumerate(fact.outputs)
                                                    if tensor in self._pending_on_edges]),
             added_outputs=() if loop else tuple([number for number, tensor in enumerate(fact.outputs)
@@ -286,10 +293,9 @@ class _Exporter:
     def _read_content(self, group: int, fact: OperationFacts, reads: Sequence[mtf.Tensor]) -> _Content:
         inputs = tuple(self._operand(group, tensor) for tensor in reads)
         outputs = tuple(self._operand(group, tensor) for tensor in fact.outputs)
-        flops = float(sum(tensor.size for tensor in reads)) if fact.assigns and fact.flops else fact.flops
         return _Content(inputs, outputs,
                         tuple(dict.fromkeys(name for operand in (*outputs, *inputs) for name in operand.dims if name)),
-                        flops, self._shift(group, fact), fact.role)
+                        self._shift(group, fact), fact.role)
 
     def _accumulated(self) -> dict[int, list[LayerOperation]]:
         """What loops add up, by the layer that makes it: an addition in every iteration, and what is due after all."""

@@ -59,13 +59,22 @@ class Lifetimes:
             self._in_place.update((step, int(moment_of[place])) for step, place in order.in_place.items())
             for tensor, *row in zip(held.tensor.tolist(), *(column.tolist() for column in columns), strict=True):
                 self._held[steps.tensors.step[tensor]].append(Held(steps.tensors.output[tensor], *row))
+        # What a gradient takes of what a function of slices makes besides is there from then on until the gradient is.
+        makers = ((early, steps.tensors.maker[early.tensor]) for early in steps.early)
+        self._kept = {maker.rule.differentiates(maker.operation): early.times * steps.tensors.nbytes[early.tensor]
+                      for early, maker in makers if maker is not None}
         copies = zip(steps.copies.name.tolist(), steps.copies.layer.tolist(), strict=True)
         self._spans = dict(zip(copies, zip(*(
             itertools.starmap(HeldCopy, zip(*(moment_of[places].tolist() for places in order.copies), strict=True))
             for order, moment_of in zip(orders, self._moment_of, strict=True)), strict=True), strict=True))
 
-    def of_outputs(self, operation: mtf.Operation) -> tuple[Held, ...]:
-        """When what the operation makes is there."""
+    def of_outputs(self, operation: mtf.Operation, inner: float = 0.0) -> tuple[Held, ...]:
+        """When what the operation makes is there.
+
+        Args:
+          operation: of the graph.
+          inner: of a function of slices, unsplit bytes of the largest tensor that it makes besides (`Nodes.besides`).
+        """
         step = self._steps.tensors.step_of.get(operation, -1)
         if step >= 0 and rule_of(operation).is_constant:  # made with the session, which keeps it
             return tuple(Held(number, 0, self._last) for number in range(len(operation.outputs)))
@@ -75,13 +84,16 @@ class Lifetimes:
         if number >= 0:
             products = (Held(-1 - number, begin, begin) for begin in begins if (step, begin) not in self._in_place)
             return (*held, *products)
-        besides = largest_besides(operation)
+        besides = float(largest_besides(operation) * operation.outputs[0].dtype.size) if operation.outputs else 0.0
+        tensors = [(-1 - number, tensor) for number, tensor in enumerate(operation.inputs)]
+        if inner > self._kept.get(operation, 0.0):
+            besides, tensors = inner, [*tensors, *enumerate(operation.outputs)]
         if not besides:
             return tuple(held)
-        # Told by the largest input: who splits that splits what is made of it.
-        number = max(range(len(operation.inputs)), key=lambda place: operation.inputs[place].size)
-        times = besides / operation.inputs[number].size
-        return (*held, *(Held(-1 - number, begin, begin, times) for begin in begins))
+        # Told by the largest tensor: who splits that splits what is made of it, or it of.
+        number, tensor = max(tensors, key=lambda entry: entry[1].size * entry[1].dtype.size)
+        times = besides / (tensor.size * tensor.dtype.size)
+        return (*held, *(Held(number, begin, begin, times) for begin in begins))
 
     def of_sum(self, total: mtf.Tensor) -> tuple[Held, ...]:
         """When what a loop adds up is there, as the output of an operation of its own."""

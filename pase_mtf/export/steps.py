@@ -235,7 +235,7 @@ class Steps:
             self._waiting.update(waiting)
             if waiting or not self._of_waiting.isdisjoint(sources):
                 self._of_waiting.update(makes)
-        if makes and fact.kind == "pointwise" and not fact.assigns:
+        if makes and not fact.assigns and fact.computes == "pointwise":
             self._write_over(step, makes[0], sources, self._names[first:])
         if makes and (whole := product_of(fact.operation)) >= 0:
             self._multiply(step, makes[0], sources, sources[whole])

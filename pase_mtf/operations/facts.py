@@ -12,7 +12,7 @@ from pase_mtf.compat import mtf
 from pase_mtf.operations.alike import Alike
 from pase_mtf.operations.flow import Flow, all_operations
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
-from pase_mtf.operations.registry import Rule, rule_of, splittable_dims
+from pase_mtf.operations.registry import Rule, elements, rule_of, splittable_dims
 
 __all__ = ["ASSUMED_TRIPS", "OperationFacts", "needed_for_updates", "read_operations", "trains"]
 
@@ -80,7 +80,19 @@ class OperationFacts:
         """Of the whole, unsplit operation."""
         if self.like is not None:
             return self.like.flops
-        return 0.0 if self.kind == "none" else self.rule.flops(self.operation)
+        return 0.0 if self.kind == "none" else self.rule.flops(self.operation) + self._multiplied
+
+    @property
+    def _multiplied(self) -> float:
+        """FLOPs of what a function of slices multiplies; 0 where somebody has told what it computes."""
+        return self.nodes.flops if self.rule.nodes is not None and self.rule.flops is elements else 0.0
+
+    @functools.cached_property
+    def computes(self) -> str:
+        """What it is on a device: its kind; of a function of slices that of its products, where they are the most of
+        it."""
+        most = self.kind == "pointwise" and 2.0 * self._multiplied > self.flops
+        return self.nodes.multiplies if most else self.kind
 
     @functools.cached_property
     def nodes(self) -> Nodes:

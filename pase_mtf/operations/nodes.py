@@ -21,11 +21,18 @@ class Nodes:
       traffic: bytes that they read and write, as a multiple of the bytes of the operation's inputs and outputs.
       broadcast_runs: over how many runs of elements that lie side by side they broadcast a tensor of fewer dims:
         TensorFlow looks up anew for every run where in the smaller tensor it has to read.
+      flops: of the matrix products and convolutions among those of a function of slices.
+      multiplies: "matmul" or "convolution", whichever has most of these; "" where there are none.
+      besides: unsplit bytes of the largest tensor that such a function makes besides what it returns, where that is
+        larger than all of this; else 0.
     """
 
     count: int = 1
     traffic: float = 1.0
     broadcast_runs: float = 0.0
+    flops: float = 0.0
+    multiplies: str = ""
+    besides: float = 0.0
 
 
 def broadcast_runs(whole: mtf.Tensor, inputs: Sequence[mtf.Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""How many TensorFlow nodes a function of slices becomes, and how much they read and write.
+"""How many TensorFlow nodes a function of slices becomes, how much they read and write, multiply, and make besides.
 
 To a graph of Mesh-TF a function of slices is one operation, whatever it computes: the cell of an LSTM is some twenty
 TensorFlow nodes, each with its overhead and its pass over memory. The function is therefore called once, on
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.lowering_key import function_key, text_key
 from pase_mtf.operations.nodes import Nodes, run_count
+from pase_mtf.operations.products import products_of
 
 __all__ = ["MadeEarly", "made_early", "traced_nodes"]
 
@@ -148,18 +149,22 @@ def _trace(function: Callable, operation: mtf.SlicewiseOperation, gradients: Seq
         outputs = function(*inputs)
         outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
         made = graph.get_operations()
-        ends = _bytes([*inputs, *outputs])
+        given, results = inputs, outputs
         if gradients:
             dys = [tf.placeholder(tensor.dtype, tensor.shape.to_integer_list) for tensor in gradients]
+            given = [*inputs, *outputs, *dys]
             results = [tf.convert_to_tensor(x) for x in tf.gradients(outputs, inputs, dys) if x is not None]
-            ends += _bytes([*dys, *results])
             forward = set(made)
             made = [node for node in graph.get_operations() if node not in forward]
         run = [node for node in made if node.type not in _STILL]
         moving = [node for node in run if node.type not in _VIEWS]
         traffic = sum(_bytes([*node.inputs, *node.outputs]) for node in moving)
-        runs = sum(map(_node_runs, moving))
-    return Nodes(max(len(run), 1), max(traffic, ends) / max(ends, 1), float(runs))
+        runs, products, ends = sum(map(_node_runs, moving)), products_of(moving), _bytes([*given, *results])
+        known = {tensor.ref() for tensor in (*given, *results)}
+        inner = max((_bytes([x]) for node in moving for x in node.outputs if x.ref() not in known), default=0)
+        besides = inner if inner > max((_bytes([x]) for x in results), default=0) else 0
+    return Nodes(max(len(run), 1), max(traffic, ends) / max(ends, 1), float(runs), products.flops, products.kind,
+                 float(besides))
 
 
 def _node_runs(node: tf.Operation) -> int:

@@ -105,6 +105,26 @@ def test_products_that_an_einsum_makes_besides_are_there_while_it_runs():
                 if held.times != 1.0]
 
 
+def test_what_a_function_of_slices_makes_besides_is_there_while_it_runs():
+    """The logits of an attention; its gradient takes what came of them, which is there until then."""
+    batch, length, key = (mtf.Dimension(name, size) for name, size in (("batch", 4), ("length", 512), ("key", 8)))
+    logits = 4 * 512 * 512 * 4
+
+    def attention(mesh, _, gradient=False):
+        q, k, v = (mtf.import_tf_tensor(mesh, tf.ones([4, 512, 8]), mtf.Shape([batch, length, key])) for _ in range(3))
+        y = mtf.slicewise(lambda q, k, v: tf.matmul(tf.nn.softmax(tf.matmul(q, k, transpose_b=True)), v), [q, k, v],
+                          splittable_dims=[batch])
+        if gradient:
+            mtf.gradients([mtf.reduce_sum(y)], [q, k, v])
+
+    least = _largest(lambda mesh, logits: None)
+    assert logits <= _largest(attention) - least < 1.1 * logits
+    assert 2 * logits <= _largest(lambda mesh, x: attention(mesh, x, gradient=True)) - least < 2.2 * logits
+    exported = _exported(attention)
+    split = [Configuration((("batch" if "batch" in layer.splittable else "", 4),)) for layer in exported.layers]
+    assert sum(strategy_memory(exported, split).values()) - least < 1.1 * logits / 4
+
+
 def test_constants_are_there_all_the_time():
     def build(mesh, logits):
         mtf.reduce_sum(logits + mtf.zeros(mesh, mtf.Shape([B, mtf.Dimension("memory", 1 << 16), V])))

@@ -144,6 +144,40 @@ def test_elements_of_a_run_lie_side_by_side():
                 assert nodes_of(y.operation).broadcast_runs == runs, (y, dims)
 
 
+@pytest.mark.parametrize(("function", "kind", "flops"), [
+    (lambda x: tf.matmul(x, tf.ones([8, 3])), "matmul", 2 * 4 * 8 * 3),
+    (lambda x: tf.matmul(tf.ones([5, 3, 4]), tf.tile(x[None], [5, 1, 1])), "matmul", 2 * 5 * 3 * 4 * 8),
+    (lambda x: tf.matmul(x, tf.ones([4, 6]), transpose_a=True), "matmul", 2 * 4 * 8 * 6),
+    (lambda x: tf.einsum("ab,bcd->dac", x, tf.ones([8, 2, 3])), "matmul", 2 * 4 * 8 * 6),
+    (lambda x: tf.einsum("...b,b->...", x, tf.ones([8])), "matmul", 2 * 4 * 8),
+    (lambda x: tf.nn.conv2d(x[None, ..., None], tf.ones([3, 3, 1, 5]), 1, "SAME"), "convolution", 2 * 4 * 8 * 9 * 5),
+    (lambda x: tf.nn.depthwise_conv2d(tf.reshape(x, [1, 4, 4, 2]), tf.ones([3, 3, 2, 3]), [1] * 4, "SAME"),
+     "convolution", 2 * 4 * 4 * 6 * 9),
+    (lambda x: tf.einsum("ab->ba", x) + 1.0, "", 0)])
+def test_products_within_a_function_are_counted(x, function, kind, flops):
+    """Twice as many in its gradient, where both operands have one."""
+    found = nodes_of(_slicewise(function, x).operation)
+    assert (found.flops, found.multiplies) == (flops, kind)
+
+
+def test_a_function_that_multiplies_is_costed_by_its_products():
+    """Attention, with its logits: larger than all that goes into it and comes out."""
+    batch, length, key = (mtf.Dimension(name, size) for name, size in (("batch", 2), ("length", 64), ("key", 8)))
+    with tf.Graph().as_default():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        q, k, v = (mtf.get_variable(mesh, name, mtf.Shape([batch, length, key])) for name in "qkv")
+        y = mtf.slicewise(lambda q, k, v: tf.matmul(tf.nn.softmax(tf.matmul(q, k, transpose_b=True)), v), [q, k, v],
+                          splittable_dims=[batch])
+        mtf.gradients([mtf.reduce_sum(y)], [q, k, v])
+        exported = export_graph(mesh.graph)
+    operations = {operation.type: operation for layer in exported.layers for operation in layer.operations}
+    forward, backward = operations["SlicewiseOperation"], operations["GenericGradOperation"]
+    assert (forward.kind, backward.kind) == ("matmul", "matmul")
+    products = 2 * 2 * (2 * 64 * 64 * 8)
+    assert (forward.flops, backward.flops) == (products + q.shape.size, 2 * products + q.shape.size)
+    assert traced_nodes(y.operation, (), {}).besides == 2 * 64 * 64 * 4
+
+
 def test_a_product_that_is_summed_is_two_nodes(x):
     column = mtf.reduce_sum(x, output_shape=x.shape.dims[:1])
     product = mtf.einsum([x, column], output_shape=x.shape.dims[1:])
