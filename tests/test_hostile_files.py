@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import math
 
 import pytest
 from small_graphs import perceptron
@@ -11,9 +12,12 @@ from pase_mtf import find_strategy
 from pase_mtf.errors import FormatError
 from pase_mtf.graph.computation_graph import ComputationGraph, _hash
 from pase_mtf.machine.machine import Machine
+from pase_mtf.pipeline.find import find_pipeline
+from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.strategy.strategy import Strategy
 
-LOADERS = {"machine": Machine.load, "strategy": Strategy.load, "graph": ComputationGraph.load}
+LOADERS = {"machine": Machine.load, "strategy": Strategy.load, "graph": ComputationGraph.load,
+           "pipeline": Pipeline.load}
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +28,7 @@ def files(tmp_path_factory):
     graph.save(folder / "graph.json")
     find_strategy(graph, devices=8, machine="h100").save(folder / "strategy.json")
     Machine.load("h100").save(folder / "machine.json")
+    find_pipeline({1: graph}, 2, "h100", stages=2).save(folder / "pipeline.json")
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in LOADERS}
 
 
@@ -121,6 +126,23 @@ def test_bounds_may_be_infinite(tmp_path):
     found.save(path)
     assert Strategy.load(path) == found
     assert found.search["lower_bound"] == -float("inf")
+
+
+@pytest.mark.parametrize(("where", "value"), [
+    (("schedule",), None), (("devices",), "2"), (("stages", 0, "devices"), 1.5),
+    (("stages", 0, "memory"), {"weights": None}), (("configurations", 0), 5),
+    (("search",), None), (("search", "gap"), None), (("search", "gap"), "0"),
+    (("search", "gap"), math.nan), (("search", "lower_bound"), []), (("search", "optimal"), 1),
+    (("search", "pairs"), 2.5), (("search", "microbatches"), [None]), (("search", "microbatches"), "2"),
+    (("search", "simulated"), None), (("search", "seconds"), "long"), (("search", "kernels"), None),
+    (("search", "kernels"), {}), (("search", "surprise"), 1)])
+def test_pipelines(files, tmp_path, where, value):
+    refused(tmp_path, "pipeline", changed(files["pipeline"], where, value))
+
+
+def test_a_pipeline_may_be_as_far_as_can_be_from_a_bound(files, tmp_path):
+    (tmp_path / "pipeline.json").write_text(changed(files["pipeline"], ("search", "gap"), math.inf))
+    assert "the shortest" in Pipeline.load(tmp_path / "pipeline.json").table()
 
 
 @pytest.mark.parametrize(("where", "value"), [

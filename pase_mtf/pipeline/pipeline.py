@@ -101,6 +101,9 @@ class PipelineReport(TypedDict, total=False):
     kernels: KernelsReport
 
 
+# Where nothing bounds the steps of other cuts the gap is infinite.
+PipelineReport.__pydantic_config__ = {"strict": True, "extra": "forbid"}  # type: ignore[attr-defined]
+
 _TOLD = {"blocks", "pairs", "searched", "optimal", "microbatches", "simulated"}
 """What `Pipeline.statement` reads of a report."""
 
@@ -118,7 +121,7 @@ class _PipelineFields(TypedDict):
     configurations: list[list[list[object]]]
     stages: list[_StageFields]
     seconds: float
-    search: dict[str, object]
+    search: PipelineReport
 
 
 def distance_text(found: PipelineReport) -> str:
@@ -257,7 +260,8 @@ class Pipeline:
             return "lists of unequal length"
         if "kernels" in self.search and not is_report(self.search["kernels"]):
             return "no counts of kernels"
-        if not (self.search.keys() >= _TOLD) or not isinstance(self.search["microbatches"], list):
+        if not self.search.keys() >= _TOLD or any(isinstance(value, float) and math.isnan(value)
+                                                  for value in self.search.values()):
             return "not all that is to be said of the search"
         if self.schedule not in SCHEDULES or self.microbatches < 1:
             return f"{self.microbatches} microbatches in the order {self.schedule!r}"

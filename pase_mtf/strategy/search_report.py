@@ -6,7 +6,8 @@ import functools
 import math
 import typing
 from collections.abc import Callable, Mapping
-from typing import TypedDict
+
+from typing_extensions import TypedDict
 
 from pase_mtf.arguments import as_float
 from pase_mtf.errors import shortened
