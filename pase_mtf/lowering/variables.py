@@ -77,6 +77,8 @@ class LaidOutVariable:
                 or variable.master_dtype != variable.slice_dtype
                 or rule_of(variable).is_stacked):
             return False
+        if not hasattr(variable.get_master(), "handle"):
+            return False  # an update changes its memory in place, under those who have read it
         device = mesh_impl.devices[0]
         return not device or tf.DeviceSpec.from_string(device) == tf.DeviceSpec.from_string(variable.master_device)
 

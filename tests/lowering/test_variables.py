@@ -50,3 +50,29 @@ def test_a_value_may_name_its_dims_otherwise_than_the_variable(builder, assign, 
                                    strict=True):
         before = 0.5 * builder.values(name, [8, 16]) if assign is mtf.assign_add else 0.0
         np.testing.assert_allclose(value, before + wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_master_whose_memory_readers_share_is_no_slice(builder):
+    """TensorFlow's older variables, as programs have them that turn off what came with its version 2, are changed in
+    place under those who read them."""
+    with tf.variable_scope("older", use_resource=False):
+        w = builder.variable("w", [dim("a", 64), dim("b", 2**14)])
+    x = w
+    for _ in range(20):
+        x = mtf.sin(x)
+    total, update = x + w, mtf.assign_add(w.operation, mtf.ones(builder.mesh, w.shape))
+    lowering = PlanLowering(builder.graph, dict.fromkeys(builder.graph.operations, _over({})), _DEVICES[:1])
+    out, op = lowering.export_to_tf_tensor(total), lowering.lowered_operation(update)
+    collect = lowering.copy_slices_to_masters()
+    with session() as run:
+        run.run(tf.global_variables_initializer())
+        run.run(lowering.copy_masters_to_slices())
+        before = run.run(w.operation.get_master())
+        for _ in range(5):
+            want = before
+            for _ in range(20):
+                want = np.sin(want)
+            np.testing.assert_allclose(run.run([out, op])[0], want + before, rtol=1e-4, atol=1e-5)
+            before = before + 1.0
+        run.run(collect)
+        np.testing.assert_allclose(run.run(w.operation.get_master()), before, rtol=1e-5)
