@@ -1,4 +1,4 @@
-"""Strategies: found, shown, compared, saved; experts as the papers describe them."""
+"""Strategies: found, shown, compared, saved."""
 
 import dataclasses
 import functools
@@ -8,20 +8,17 @@ import sys
 
 import numpy as np
 import pytest
+from layer_chains import layer_chain
 from prices import price_strategy
 
 from pase_mtf.cost.build import build_network
 from pase_mtf.errors import FormatError, InfeasibleError, MismatchError, UsageError
-from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
+from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy import find, strategy, within
 from pase_mtf.strategy.experts import (
-    batch_dim,
-    configurations_of_layout,
     data_parallel,
-    expert,
-    most_devices,
     start_by_hand,
 )
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
@@ -30,46 +27,9 @@ find_strategy = functools.partial(find.find_strategy, simulate=0)
 """The cheapest by the sum of costs; what simulated steps make of it stands in test_simulated.py."""
 
 
-def _product(index, phase, flops, inputs, output, reduced):
-    dims = tuple(dict.fromkeys([*output.dims, *(name for operand in inputs for name in operand.dims)]))
-    return LayerOperation(index, f"op{index}", "EinsumOperation", phase, "matmul", flops, dims, tuple(inputs),
-                          (output,), reduced)
-
-
-def _fully_connected(number, batch, inner, outer):
-    """A fully connected layer with the operations that its training step has."""
-    b, c, n = ("batch", batch), inner, outer
-    flops = 2.0 * batch * c[1] * n[1]
-
-    def operand(*dims):
-        return Operand(tuple(name for name, _ in dims), tuple(size for _, size in dims))
-
-    x, w, y = operand(b, c), operand(c, n), operand(b, n)
-    operations = (_product(4 * number, "forward", flops, [x, w], y, (c[0],)),
-                  _product(4 * number + 1, "backward", flops, [y, w], x, (n[0],)),
-                  _product(4 * number + 2, "backward", flops, [y, x], w, ("batch",)),
-                  LayerOperation(4 * number + 3, "assign", "Assign", "update", "pointwise", w.shape[0] * w.shape[1],
-                                 w.dims, (w,), ()))
-    return Layer(f"fc{number}", "matmul", {"batch": batch, n[0]: n[1], c[0]: c[1]}, ("batch", n[0], c[0]), operations,
-                 (Variable(f"w{number}", w, True),))
-
-
-def _chain(batch=64, widths=(1024, 4096, 4096, 512)):
-    """Fully connected layers one after the other."""
-    dims = [(f"d{number}", width) for number, width in enumerate(widths)]
-    layers = tuple(_fully_connected(number, batch, dims[number], dims[number + 1])
-                   for number in range(len(widths) - 1))
-    edges = []
-    for number in range(len(layers) - 1):
-        name, size = dims[number + 1]
-        for source, target, phase in ((number, number + 1, "forward"), (number + 1, number, "backward")):
-            edges.append(Edge(source, target, f"t{number}", phase, (batch, size), 4, ("batch", name), ("batch", name)))
-    return ComputationGraph("chain", layers, tuple(edges), 4 * len(layers))
-
-
 @pytest.fixture
 def graph():
-    return _chain()
+    return layer_chain()
 
 
 def test_the_search_beats_the_hand_written_ones_and_is_proven(graph):
@@ -107,12 +67,12 @@ def test_data_parallelism_is_taken_where_predictions_do_not_tell_it_apart(graph)
 
 def test_wide_layers_on_a_slow_network_alternate_their_splits():
     # The paper's finding for AlexNet: no data moves between fully connected layers split n, c, n.
-    best = find_strategy(_chain(batch=16), 8, "2080ti")
+    best = find_strategy(layer_chain(batch=16), 8, "2080ti")
     assert all(configuration.shards("batch") < 8 for configuration in best.configurations)
 
 
 def test_big_batches_of_narrow_layers_go_data_parallel():
-    graph = _chain(batch=65536, widths=(64, 64, 64, 64))
+    graph = layer_chain(batch=65536, widths=(64, 64, 64, 64))
     best = find_strategy(graph, 8, "1080ti")
     assert best.configurations == data_parallel(graph, 8)
 
@@ -317,12 +277,12 @@ def test_diff_lists_what_differs(graph):
     assert [line.split()[0] for line in text.splitlines()[3:3 + len(differing)]] == differing
     assert "3 of 3 layers are split alike" in best.diff(best)
     with pytest.raises(MismatchError, match="different graphs"):
-        best.diff(find_strategy(_chain(batch=32), 8, "1080ti"))
+        best.diff(find_strategy(layer_chain(batch=32), 8, "1080ti"))
 
 
 def _lopsided():
     """fc0 feeds fc1 feeds fc2, in the forward pass only; the middle one is split so that both its edges cost."""
-    graph = _chain(batch=64, widths=(64, 128, 128, 64))
+    graph = layer_chain(batch=64, widths=(64, 128, 128, 64))
     graph = ComputationGraph("lopsided", graph.layers, tuple(edge for edge in graph.edges if edge.phase == "forward"),
                              graph.operations)
     by_batch = Configuration((("batch", 4),))
@@ -410,7 +370,7 @@ def test_useful_devices_of_files_that_rounding_has_raised(graph, tmp_path):
 def test_another_graph_is_refused(graph, tmp_path):
     find_strategy(graph, 8, "1080ti").save(tmp_path / "strategy.json")
     with pytest.raises(MismatchError, match="search again"):
-        Strategy.load(tmp_path / "strategy.json", _chain(batch=32))
+        Strategy.load(tmp_path / "strategy.json", layer_chain(batch=32))
 
 
 def test_broken_files_are_refused(graph, tmp_path):
@@ -484,52 +444,6 @@ def test_any_split_can_be_priced(graph):
         chosen = [rng.permutation(["batch", f"d{number}", f"d{number + 1}"])[:2] for number in range(3)]
         configurations = [Configuration(((str(a), 2), (str(b), 4))) for a, b in chosen]
         assert evaluate_strategy(graph, configurations, 8, machine).seconds >= best.seconds * (1 - 1e-9)
-
-
-def test_data_parallel_replicates_what_has_no_batch(graph):
-    lonely = Layer("norm", "pointwise", {"d": 8}, ("d",), (), ())
-    mixed = ComputationGraph("mixed", (*graph.layers, lonely), graph.edges, graph.operations)
-    assert data_parallel(mixed, 8) == (*[Configuration((("batch", 8),))] * 3, Configuration((("", 8),)))
-    assert batch_dim(mixed) == "batch"
-
-
-def test_one_weird_trick(graph):
-    image = Layer("conv", "convolution", {"batch": 64, "c0": 8, "c1": 64}, ("batch", "c0", "c1"), (), ())
-    loss = Layer("loss", "normalize", {"batch": 64, "d3": 512}, ("batch", "d3"), (), ())
-    net = ComputationGraph("net", (image, *graph.layers, loss), (), 0)
-    chosen = expert(net, 8)
-    assert chosen[0] == Configuration((("batch", 8),))
-    assert chosen[1:] == tuple(Configuration(((name, 8),)) for name in ("d1", "d2", "d3", "d3"))
-
-
-def test_the_transformer_layout():
-    dims = {"batch": 16, "length": 8, "d_model": 64}
-    layers = tuple(Layer(f"l{number}", "matmul", {**dims, **more}, tuple({**dims, **more}), (), ())
-                   for number, more in enumerate(({"heads": 8}, {"d_ff": 64}, {"vocab": 128}, {})))
-    net = ComputationGraph("net", layers, (), 0)
-    assert expert(net, 8) == (*(Configuration((("batch", 2), (name, 4))) for name in ("heads", "d_ff", "vocab")),
-                              Configuration((("batch", 2), ("", 4))))
-    assert expert(net, 4)[0] == Configuration((("batch", 4),))  # the paper's mesh for 4 devices is 4 x 1
-    assert expert(net, 8, mesh=[("rows", 4), ("cols", 2)])[0] == Configuration((("batch", 4), ("heads", 2)))
-    with pytest.raises(UsageError, match="needs 8 devices, there are 4"):
-        expert(net, 4, mesh=[("rows", 4), ("cols", 2)])
-    with pytest.raises(UsageError, match=r"mesh=\[\('all', 8\)\]: the transformer's layout has two axes"):
-        expert(net, 8, mesh=[("all", 8)])
-    for devices, reason in ((12, "batch=16 by 3 "), (7, "heads=8 or d_ff=64 by 7;")):  # meshes of 3 x 4 and 1 x 7
-        with pytest.raises(InfeasibleError, match=reason):
-            expert(net, devices)
-    assert [most_devices(expert, net, devices) for devices in (16, 12, 7, 3, 1)] == [16, 8, 4, 2, 1]
-
-
-def test_an_expert_has_a_strategy_where_the_batch_splits(graph):
-    assert [most_devices(expert, graph, devices) for devices in (64, 63, 12, 7, 1)] == [64, 32, 8, 4, 1]
-
-
-def test_a_layout_leaves_whole_what_it_cannot_split():
-    layer = Layer("l", "matmul", {"batch": 6, "a": 8, "b": 8}, ("batch", "a", "b"), (), ())
-    net = ComputationGraph("net", (layer,), (), 0)
-    rules = {"batch": "x", "a": "y", "b": "y"}
-    assert configurations_of_layout(net, [("x", 4), ("y", 2)], rules) == (Configuration((("", 4), ("a", 2))),)
 
 
 @pytest.mark.slow
