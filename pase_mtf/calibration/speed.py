@@ -18,8 +18,10 @@ __all__ = ["SpeedWatch", "speed_note"]
 
 _SHARE = 0.05
 """Of the time, that looking may take."""
-_KERNELS, _LOOK_SECONDS, _LOOK_BYTES = 24, 1.0, 1 << 28
+_KERNELS, _LOOK_SECONDS, _LOOK_BYTES = 48, 2.0, 1 << 29
 """What one look may have: kernels, about how long, and what their tensors take on all devices."""
+_LEAST_SHARE = 0.3
+"""Of the steps, that has to be looked at for a look to tell anything of them."""
 _LEAST_SECONDS, _RUNS = 0.02, 3
 """What a look takes for one kernel: so long at least, and so many runs."""
 _TOLD = 0.15
@@ -40,7 +42,7 @@ class SpeedWatch:
         Args:
           meter: started; of the devices that are watched. None: prices are of another machine, and nothing is watched.
           shares: of the time of the steps that are looked at, by kernel. Those with the largest shares are timed, as
-            far as a look stays short.
+            far as a look stays short; none where these are too little of a step.
         """
         self._meter, self._shares = meter, shares
         self._watch: KernelWatch | None = None
@@ -82,7 +84,7 @@ def _worth_watching(meter: KernelMeter, shares: Mapping[Kernel, float]) -> tuple
         seconds, nbytes = seconds + takes, nbytes + kernel.nbytes * meter.devices
         if len(found) == _KERNELS:
             break
-    return tuple(found)
+    return tuple(found) if sum(shares[kernel] for kernel in found) >= _LEAST_SHARE else ()
 
 
 def speed_note(ratios: Iterable[float]) -> str:

@@ -86,14 +86,16 @@ def test_a_look_stays_short(meter, monkeypatch):
 
     monkeypatch.setattr("pase_mtf.calibration.kernels.KernelWatch", _Noted)
     meter.times.update({REFERENCES[1]: Timing(0.5)})  # of which one run on every device takes longer than a look may
-    SpeedWatch(meter, _SHARES).look()
+    SpeedWatch(meter, {REFERENCES[0]: 0.4, REFERENCES[1]: 0.6}).look()
     assert seen == [(REFERENCES[0],)]
+    looks = SpeedWatch(meter, {REFERENCES[0]: 0.2, REFERENCES[1]: 0.8})
+    assert looks.look() is None  # a fifth of a step tells little of it
     meter.times.update({kernel: Timing(1e-5) for kernel in REFERENCES})
     monkeypatch.setattr(speed, "_KERNELS", 4)
     SpeedWatch(meter, {kernel: number + 1.0 for number, kernel in enumerate(REFERENCES)}).look()
     assert seen[1] == REFERENCES[:-5:-1]
     monkeypatch.setattr(speed, "_LOOK_BYTES", 2 * REFERENCES[6].nbytes - 1)  # of two devices
-    SpeedWatch(meter, {REFERENCES[6]: 0.9, REFERENCES[5]: 0.1}).look()
+    SpeedWatch(meter, {REFERENCES[6]: 0.6, REFERENCES[5]: 0.4}).look()
     assert seen[2] == (REFERENCES[5],)
 
 
