@@ -180,7 +180,7 @@ class _Exporter:
         for fact in self._facts:
             if fact.index not in self._unused:
                 reshape = fact.operation if fact.role == "rename" else None
-                for group, tensor in self._reads(fact):
+                for group, tensor, _ in self._reads(fact):
                     for read in {tensor, self._flow.owner(tensor)} & readers.keys():
                         readers[read].add((group, fact.loops, reshape))
         return frozenset(tensor for tensor, found in readers.items() if len(found) == 1 and all(
@@ -195,9 +195,10 @@ class _Exporter:
         found = map(self._groups[group].resolve, names)
         return tuple(name for name in found if name in self._splittable[group])
 
-    def _operand(self, group: int, tensor: mtf.Tensor) -> Operand:
-        """The tensor by the layer's names for its dims; "" for what the layer never splits."""
-        key = self._naming[group], tuple(tensor.shape.dims), tensor.dtype.size
+    def _operand(self, group: int, tensor: mtf.Tensor, named: mtf.Tensor | None = None) -> Operand:
+        """The tensor by the layer's names for its dims, or for those of another tensor where its own do not count; ""
+        for what the layer never splits."""
+        key = self._naming[group], tuple((named or tensor).shape.dims), tensor.dtype.size
         found = self._operands.get(key)
         if found is None:
             splittable, resolve = self._splittable[group], self._groups[group].resolve
@@ -241,14 +242,15 @@ class _Exporter:
             used[name] = None
         return list(used)
 
-    def _assigned_values(self) -> dict[tuple[int, int], list[mtf.Tensor]]:
-        """(assignment, layer) -> the values that the layer has for variables: a grouped Assign sets those of many
-        layers."""
-        found: dict[tuple[int, int], list[mtf.Tensor]] = {}
+    def _assigned_values(self) -> dict[tuple[int, int], list[tuple[mtf.Tensor, mtf.Tensor]]]:
+        """(assignment, layer) -> the values that the layer has for variables, and whose names their dims have there: a
+        grouped Assign sets those of many layers."""
+        found: dict[tuple[int, int], list[tuple[mtf.Tensor, mtf.Tensor]]] = {}
         for fact in self._facts:
             for variable, value in fact.assigns:
                 if id(variable) in self._group_of:
-                    found.setdefault((fact.index, self._assigning(variable)), []).append(value)
+                    found.setdefault((fact.index, self._assigning(variable)), []).append(
+                        (value, variable.outputs[0]))
         return found
 
     def _assigning(self, variable: mtf.Variable) -> int:
@@ -258,11 +260,13 @@ class _Exporter:
     def _operation(self, group: int, fact: OperationFacts) -> LayerOperation:
         runs = fact.index not in self._unused
         if fact.assigns:  # of a grouped assignment, the values that this layer has for variables
-            content = self._read_content(group, fact, self._assigned.get((fact.index, group), []))
+            content = self._read_content(group, fact, [
+                self._operand(group, *read) for read in self._assigned.get((fact.index, group), [])])
         else:
             key = self._naming[group], fact.like or fact
             if key not in self._content:
-                self._content[key] = self._read_content(group, fact, fact.reads)
+                self._content[key] = self._read_content(
+                    group, fact, [self._operand(group, tensor) for tensor in fact.reads])
             content = self._content[key]
         # What a loop adds up is in the layer that makes it (_accumulated).
         loop = fact.operation in self._flow.parts
@@ -290,8 +294,8 @@ class _Exporter:
             return self._sums.looked_up.get(output, ())
         return () if whole in self._pending_on_edges else self._sums.looked_up[whole]
 
-    def _read_content(self, group: int, fact: OperationFacts, reads: Sequence[mtf.Tensor]) -> _Content:
-        inputs = tuple(self._operand(group, tensor) for tensor in reads)
+    def _read_content(self, group: int, fact: OperationFacts, reads: Sequence[Operand]) -> _Content:
+        inputs = tuple(reads)
         outputs = tuple(self._operand(group, tensor) for tensor in fact.outputs)
         return _Content(inputs, outputs,
                         tuple(dict.fromkeys(name for operand in (*outputs, *inputs) for name in operand.dims if name)),
@@ -343,25 +347,26 @@ class _Exporter:
         """Every tensor of more than one element that crosses from one layer to another, once per way it is read."""
         found: dict[tuple[int, int, tuple[str, ...]], Edge] = {}
 
-        def add(tensor: mtf.Tensor, group: int, phase: str, trips: int) -> None:
+        def add(tensor: mtf.Tensor, group: int, phase: str, trips: int, named: mtf.Tensor | None = None) -> None:
             source = self._group_of.get(id(self._flow.owner(tensor).operation))
             if source is None or source == group or tensor.size <= 1:
                 return
-            key = (id(tensor), group, self._operand(group, tensor).dims)
+            dims = self._operand(group, tensor, named).dims
+            key = (id(tensor), group, dims)
             if key not in found:
                 pending = self._sums.due[tensor] if tensor in self._pending_on_edges else ()
                 looked_up, added_to = (of.get(tensor, ()) if pending else ()
                                        for of in (self._sums.looked_up, self._sums.added_to))
-                found[key] = self._edge(source, group, tensor, phase, trips, pending=pending, looked_up=looked_up,
-                                        added_to=added_to)
+                found[key] = self._edge(source, group, tensor, phase, trips, target_dims=dims, pending=pending,
+                                        looked_up=looked_up, added_to=added_to)
 
         for fact in self._facts:
             if fact.index in self._unused:
                 continue
-            for group, tensor in self._reads(fact):
+            for group, tensor, named in self._reads(fact):
                 # What is made outside of a loop is moved before the loop starts.
                 trips = self._trips.get(self._flow.loops_around(tensor), fact.trips)
-                add(tensor, group, self._phases[fact.index], trips)
+                add(tensor, group, self._phases[fact.index], trips, named)
         for loop in self._running_loops():
             for variable in self._flow.parts[loop.operation].variables:
                 maker = self._flow.owner(variable.output).operation
@@ -394,15 +399,16 @@ class _Exporter:
                                                  held=self._lifetimes.of_update(variable)))
         return found
 
-    def _reads(self, fact: OperationFacts) -> list[tuple[int, mtf.Tensor]]:
-        """(layer that reads it, tensor): the layer is the operation's, of an assignment that which makes the new value.
+    def _reads(self, fact: OperationFacts) -> list[tuple[int, mtf.Tensor, mtf.Tensor]]:
+        """(layer that reads it, tensor, whose names count there): the layer is the operation's, of an assignment that
+        which makes the new value. The value may name its dims otherwise than the variable, whose places they take.
 
         What goes round in a loop is read by nobody before it is used.
         """
         if fact.operation in self._flow.parts:
             return []
         if fact.assigns:
-            return [(self._assigning(variable), value) for variable, value in fact.assigns
+            return [(self._assigning(variable), value, variable.outputs[0]) for variable, value in fact.assigns
                     if id(variable) in self._group_of]
         group = self._group_of[id(fact.operation)]
-        return [(group, tensor) for tensor in fact.reads]
+        return [(group, tensor, tensor) for tensor in fact.reads]

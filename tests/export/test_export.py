@@ -356,6 +356,24 @@ def test_gradients_are_needed_where_no_assignment_trains(trains):
     assert len(backward) == (1 if trains else 2)
 
 
+def test_a_value_is_assigned_by_places():
+    """Of a variable that names its dims otherwise: what moves is what the lowering moves."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D]))
+        value = mtf.einsum([x, _variable(mesh, "w", D, F)], output_shape=mtf.Shape([B, F]), name="value")
+        kept = mtf.get_variable(mesh, "kept", mtf.Shape([_dim("all", 8), _dim("copy", 32)]), trainable=False)
+        mtf.square(kept, name="read")
+        mtf.assign(kept, value)
+        exported = export_graph(graph)
+    (edge,) = [edge for edge in exported.edges if edge.tensor.startswith("value")]
+    assert (edge.source_dims, edge.target_dims) == (("batch", "d_ff"), ("all", "copy"))
+    (assign,) = [operation for layer in exported.layers for operation in layer.operations
+                 if operation.type == "Assign"]
+    assert [operand.dims for operand in assign.inputs] == [("all", "copy")]
+
+
 def test_what_is_printed_is_read():
     """Moved to where it is printed, and kept until then."""
     with tf.Graph().as_default():
