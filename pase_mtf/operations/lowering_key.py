@@ -73,7 +73,9 @@ def text_key(function: Callable) -> Hashable:
 def _without_floats(key: Hashable) -> Hashable:
     if type(key) is not tuple:
         return key
-    return float if key[:1] == (float,) else tuple(map(_without_floats, key))
+    if len(key) == 2 and isinstance(key[0], type) and issubclass(key[0], (float, np.floating)):
+        return float
+    return tuple(map(_without_floats, key))
 
 
 def lasting_text(key: Hashable) -> str | None:

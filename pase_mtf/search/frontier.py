@@ -70,7 +70,9 @@ def frontier(network: CostNetwork, memory: Sequence[np.ndarray], points: int = 1
     for step in steps.tolist():
         # Both ends to the last digit.
         limit = least if step == 0 else max(least, most) if step == 1 else least + step * (max(least, most) - least)
-        solution = minimise_within(network, memory, limit, time_limit=time_limit, gap=gap, progress=progress)
+        # What was found within less fits, and the search need not find it again.
+        solution = minimise_within(network, memory, limit, time_limit=time_limit, gap=gap, progress=progress,
+                                   initial=found[-1].solution.assignment if found else None)
         used = solution.statistics["memory"]
         if found and found[-1].solution.cost < solution.cost:
             used, kept = found[-1].memory, found[-1].solution
