@@ -132,8 +132,10 @@ def data_note(plan: Plan, before: Sequence[float]) -> str | None:
       plan: of the run.
       before: `losses_before` of it.
     """
+    if plan.checkpoint is None:
+        return None
     given, earlier = plan.options.data, plan.earlier.get("data")
-    if plan.checkpoint is None or given == earlier:
+    if given == earlier:
         return None
     told = ("the loss at the checkpoint, which has to be the same, is compared" if before else
             "there is no loss at the checkpoint to compare, so that nothing tells whether it is the same")
