@@ -144,8 +144,6 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
             return 0
         built, found = _build(run, found)
         before = losses_before(plan)  # whose steps are removed where the run does them anew
-        files.go_on()
-        files.write("config.json", plan.config_json())
         with output_that_may_go() as output:
             history = _train(run, found, built, before, interrupts, output)
             _report(run, found, built, history)
@@ -159,7 +157,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
 def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStack) -> _Prepared:
     """Joins the other processes, exports the graph and loads the machine; what is to be closed goes onto the stack."""
     options = plan.options
-    # In the folder of an earlier run its own options stay until this one is known to go on with it (`execute`).
+    # In the folder of an earlier run its own options stay until this one has done a step (`RunFiles.go_on`).
     fresh = not (options.in_place and os.path.exists(files.path("config.json")))
     if fresh:
         files.write("config.json", plan.config_json())
@@ -308,6 +306,7 @@ def _train(run: _Prepared, found: _Found, built: _Built, before: Sequence[float]
       before: losses of the run that this one continues.
     """
     plan, options, arms, alone = run.plan, run.plan.options, built.arms, run.board is None
+    config = plan.config_json()
     keeper = Keeper(run.files.path("checkpoint"), arms[0], built.data, run.graph.hash, microbatches=plan.microbatches,
                     recompute=plan.recomputed, first_step=plan.first_step, every=options.checkpoint_every, alone=alone)
     judge = Judge(plan, found.chosen, arms, run.data, run.board, before)
@@ -323,7 +322,8 @@ def _train(run: _Prepared, found: _Found, built: _Built, before: Sequence[float]
                 check=judge.check, look=watch.look,
                 # In a process among several the others would wait for it.
                 ends_with=(DataError,) if alone else (),
-                watchers=(run.files.metric, progress.step, *([keeper.watch] if options.checkpoint else ())))
+                watchers=(lambda _: run.files.go_on(config), run.files.metric, progress.step,
+                          *([keeper.watch] if options.checkpoint else ())))
         if not history.measured:
             raise history.stopped or KeyboardInterrupt
         history.note = judge.note

@@ -68,7 +68,7 @@ class RunFiles:
         """
         self.folder, self._batch = folder, batch
         self._writers: dict[str, Events] = {}
-        self._keep, self._goes_on_at = False, None
+        self._keep, self._goes_on_at, self._gone_on = False, None, False
         self._lock = filelock.FileLock(self.path(LOCK), timeout=0)
         try:
             if goes_on_at is None or not os.path.lexists(folder):
@@ -105,18 +105,24 @@ class RunFiles:
     def _opened_metrics(self) -> io.FileIO:
         return open(self.path("metrics.jsonl"), "ab", buffering=0)  # closed on the end of this context
 
-    def go_on(self) -> None:
+    def go_on(self, config: str) -> None:
         """Removes what the folder holds of the step at which the run goes on and of all later ones, which are made
-        anew. To be called once the run is about to begin with them: if it fails before, all is as it was.
+        anew, and replaces config.json. To be called once the run has done a step, before that is recorded: if it fails
+        before, all is as it was. Further calls do nothing.
+
+        Args:
+          config: the text of config.json.
 
         Raises:
-          UsageError: it cannot be removed.
+          UsageError: it cannot be removed, or written.
         """
-        if self._goes_on_at is not None:
+        if self._goes_on_at is not None and not self._gone_on:
+            self._gone_on = True
             with self._plain_errors():
                 self._metrics.close()
                 self._forget_after(self._goes_on_at)
                 self._metrics = self._opened_metrics()
+                self.write("config.json", config)
 
     def keep(self) -> None:
         """From here on the folder stays, whatever happens."""

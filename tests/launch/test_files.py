@@ -54,7 +54,7 @@ def test_one_run_at_a_time_in_a_folder(tmp_path):
             RunFiles(folder, goes_on_at=2)
         assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
     with RunFiles(folder, goes_on_at=2) as files:
-        files.go_on()
+        files.go_on("{}")
         assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
 
 
@@ -67,7 +67,8 @@ def test_where_nothing_can_be_locked(tmp_path, monkeypatch):
 def test_what_a_run_does_anew_is_there_until_it_goes_on(tmp_path):
     run = tmp_path / "run"
     with RunFiles(str(run)) as files:
-        files.go_on()  # a new run: there is nothing
+        files.go_on("other")  # a new run: there is nothing
+        files.write("config.json", "first")
         for step in (1, 2, 3):
             files.metric(Record("search", step, 0.5, 0.02, True))
     for step in (2, 4):
@@ -75,8 +76,11 @@ def test_what_a_run_does_anew_is_there_until_it_goes_on(tmp_path):
     with RunFiles(str(run), goes_on_at=2) as files:
         assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
         assert sorted(os.listdir(run / "checkpoint")) == ["step-2", "step-4"]
-        files.go_on()
+        assert (run / "config.json").read_text() == "first"
+        files.go_on("second")
         files.metric(Record("search", 2, 0.25, 0.02, True))
+        files.go_on("second")  # which it does
+    assert (run / "config.json").read_text() == "second"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["loss"]) for line in lines] == [(1, 0.5), (2, 0.25)]
     assert os.listdir(run / "checkpoint") == ["step-2"]

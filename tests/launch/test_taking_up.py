@@ -262,7 +262,7 @@ def test_a_summary_is_the_last_file_of_a_run(preset, tmp_path, monkeypatch):
     assert json.loads((folder / "summary.json").read_text())["status"] == "done"
 
 
-def test_what_does_not_go_on_in_a_folder_leaves_it_as_it_is(preset, finished, tmp_path, capsys, monkeypatch):
+def test_what_does_not_go_on_in_a_folder_leaves_it_as_it_is(finished, crashing, tmp_path, monkeypatch):
     """Whatever the attempt asked for, the next one continues the run as that was: its options, the steps after its
     checkpoint, and a later one that could not be read just then."""
     run = tmp_path / "run"
@@ -284,6 +284,7 @@ def test_what_does_not_go_on_in_a_folder_leaves_it_as_it_is(preset, finished, tm
     with monkeypatch.context() as patch:
         patch.setattr("pase_mtf.launch.execution.build_arms", lambda *_: signal.raise_signal(signal.SIGTERM))
         assert main([f"--resume={run}", f"--output_dir={run}", "--steps=3"]) == 143
+    crashing([f"--resume={run}", f"--output_dir={run}", "--microbatches=2", "--steps=3"], 0)  # in its first step
     assert held() == before
     assert main([f"--resume={run}", f"--output_dir={run}", "--steps=2"]) == 0
     assert json.loads((run / "config.json").read_text())["options"]["microbatches"] == "1"
