@@ -94,13 +94,16 @@ class RunFiles:
         locked, they stay out of themselves.
 
         Raises:
-          UsageError: another run is in it.
+          UsageError: another run is in it, or may be.
         """
         try:
             take_lock(self._lock)
         except filelock.Timeout as error:
             raise UsageError(f"--output_dir={self.folder}: another run is writing there; wait for its end, or name "
                              "another") from error
+        except OSError as error:
+            raise UsageError(f"--output_dir={self.folder}: {LOCK} cannot be locked ({error.strerror}), so that another "
+                             "run may be writing there; name another") from error
 
     def _opened_metrics(self) -> io.FileIO:
         return open(self.path("metrics.jsonl"), "ab", buffering=0)  # closed on the end of this context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -35,6 +36,9 @@ _CONFIG = "config.json"
 _SUMMARY = "summary.json"
 LOCK = ".running.lock"
 """What a run holds as long as it writes there."""
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What file systems say that have no locks."""
 
 _METRICS = "metrics.jsonl"
 _BEFORE_THAT = (_METRICS, LOCK)
@@ -119,13 +123,16 @@ def take_lock(lock: filelock.BaseFileLock) -> bool:
 
     Raises:
       filelock.Timeout: somebody else holds it.
+      OSError: it cannot be looked at, as of another user's: somebody may hold it.
     """
     try:
         lock.acquire()
-    except filelock.Timeout:  # which is an OSError, too
-        raise
-    except (OSError, NotImplementedError):
+    except NotImplementedError:
         return False
+    except OSError as error:  # Timeout is one, too
+        if error.errno in _NO_LOCKS:
+            return False
+        raise
     return True
 
 

@@ -317,15 +317,18 @@ def _write_lock(folder: str, *, wait: bool) -> Iterator[bool]:
 
     Raises:
       filelock.Timeout: somebody else holds it, and `wait` is false.
+      OSError: see `take_lock`.
     """
     path = os.path.join(folder, _LOCK)
+    is_ours = wait or not os.path.lexists(path)  # else its file is of whoever writes there
     lock = filelock.FileLock(path, timeout=-1 if wait else 0)
     is_held = take_lock(lock)
     try:
         yield is_held
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+        if is_held or is_ours:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
         lock.release()
 
 

@@ -64,6 +64,15 @@ def test_where_nothing_can_be_locked(tmp_path, monkeypatch):
         files.metric(_RECORD)
 
 
+def test_a_folder_whose_lock_is_of_another_user(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    run.mkdir()
+    monkeypatch.setattr("filelock.FileLock.acquire",
+                        lambda self: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    with pytest.raises(UsageError, match=r"cannot be locked \(Permission denied\), so that another run may be"):
+        RunFiles(str(run), goes_on_at=2)
+
+
 def test_what_a_run_does_anew_is_there_until_it_goes_on(tmp_path):
     run = tmp_path / "run"
     with RunFiles(str(run)) as files:

@@ -110,6 +110,23 @@ def test_where_nothing_can_be_locked(tmp_path, monkeypatch, number):
     assert sorted(os.listdir(tmp_path / "checkpoint")) == ["step-8", "step-9"]
 
 
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_lock_of_another_user_stays_as_it_is(tmp_path, monkeypatch, wait):
+    """Somebody reads the checkpoint of a run, or takes it up, that may go on for all that can be seen."""
+    _write(tmp_path, 7)
+    (tmp_path / "checkpoint" / ".writing.lock").touch()
+    (tmp_path / "checkpoint" / ".partial-abc").mkdir()
+    monkeypatch.setattr("filelock.FileLock.acquire", lambda _: (_ for _ in ()).throw(PermissionError(
+        errno.EACCES, os.strerror(errno.EACCES))))
+    if wait:
+        with pytest.raises(UsageError, match="cannot write .*: Permission denied"):
+            _write(tmp_path, 8)
+    else:
+        assert find_checkpoint(str(tmp_path)).step == 7
+    forget_half_written(str(tmp_path))
+    assert sorted(os.listdir(tmp_path / "checkpoint")) == [".partial-abc", ".writing.lock", "step-7"]
+
+
 def test_one_of_version_1_is_read(tmp_path):
     folder = tmp_path / "checkpoint"
     folder.mkdir()
