@@ -190,7 +190,7 @@ def _done_before(options: ResolvedOptions) -> int:
     folder = options.output_dir
     if options.resume != AUTO or (options.cluster_flag and options.cluster_flag.rank) or not has_results(folder):
         return 0
-    other = contradiction(options, load_run_config(folder)["options"])
+    other = contradiction(options, load_run_config(folder))
     if has_ended(folder):
         done = steps_done(folder)
         if done >= options.warmup + options.steps and other is None:

@@ -75,7 +75,7 @@ def _is_another(name: str, value: object, config: Mapping[str, Any]) -> bool:
       UsageError: there is no such preset.
     """
     before = config["options"][name]
-    if name == "data" and before is not None:
+    if name == "data" and value is not None and before is not None:
         return False  # whether the same lies there now, losses tell (`judging.judge`)
     return value != before and not (name == "preset" and _has_same_sizes(str(value), config))
 
@@ -95,10 +95,16 @@ def _has_same_sizes(preset: str, config: Mapping[str, Any]) -> bool:
     return dataclasses.replace(found, preset=before.preset, seed=before.seed) == before
 
 
-def contradiction(options: ResolvedOptions, earlier: Mapping[str, Any]) -> str | None:
-    """In what an earlier run, with these options, was another training than the one that is asked for: the flag as it
-    was then; None where that is so in nothing that both tell."""
+def contradiction(options: ResolvedOptions, config: Mapping[str, Any]) -> str | None:
+    """In what an earlier run, with this config.json, was another training than the one that is asked for: the flag as
+    it was then; None where that is so in nothing that both tell. Data and preset may lie elsewhere by now, as where a
+    resumed run names them.
+
+    Raises:
+      UsageError: there is no such preset.
+    """
+    earlier = config["options"]
     for name in _TRAINING:
-        if name in earlier and getattr(options, name) != earlier[name]:
+        if name in earlier and _is_another(name, getattr(options, name), config):
             return f"no --{name}" if earlier[name] is None else f"--{name}={shortened(earlier[name], quoted=False)}"
     return None

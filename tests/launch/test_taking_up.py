@@ -1,5 +1,6 @@
 """--resume=auto: one command for the first start of a run and for every other."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from pase_mtf.launch.cluster.launcher import options_after
 from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.plan import resolve
+from pase_mtf.launch.resumption import contradiction
 
 
 def _command(preset, folder, *flags):
@@ -216,6 +218,23 @@ def test_another_training_is_not_begun_in_the_place_of_one_without_a_checkpoint(
                                            "to go on with; name another, or remove it\n")
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == held
     assert resolve(parse_command_line([*_command(preset, folder), "--seed=3"])).first_step == 0
+
+
+def test_files_that_lie_elsewhere_are_no_other_training(preset, crashing, tmp_path):
+    """A job that is submitted again has its data and its preset in another $TMPDIR; killed before its first checkpoint,
+    it begins anew."""
+    folder, moved = tmp_path / "run", tmp_path / "moved.json"
+    shutil.copy(preset, moved)
+    crashing(_command(preset, folder), 2)
+    plan = resolve(parse_command_line(_command(moved, folder)))
+    assert (plan.first_step, plan.options.preset) == (0, str(moved))
+    config = json.loads((folder / "config.json").read_text())
+    for now, before, told in (("b", "a", None), (None, "a", "--data=a"), ("b", None, "no --data")):
+        config["options"]["data"] = before
+        assert contradiction(dataclasses.replace(plan.options, data=now), config) == told
+    moved.write_text(moved.read_text().replace("32", "48"))
+    with pytest.raises(UsageError, match="holds a run with --preset"):
+        resolve(parse_command_line(_command(moved, folder)))
 
 
 def test_a_run_that_left_nothing_leaves_the_folder_to_others(preset, crashing, tmp_path):

@@ -119,7 +119,7 @@ def test_a_lock_of_another_user_stays_as_it_is(tmp_path, monkeypatch, wait):
     monkeypatch.setattr("filelock.FileLock.acquire", lambda _: (_ for _ in ()).throw(PermissionError(
         errno.EACCES, os.strerror(errno.EACCES))))
     if wait:
-        with pytest.raises(UsageError, match="cannot write .*: Permission denied"):
+        with pytest.raises(UsageError, match=r"cannot write .*: Permission denied"):
             _write(tmp_path, 8)
     else:
         assert find_checkpoint(str(tmp_path)).step == 7
