@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TextIO, cast
+from collections.abc import Iterator, Mapping
+from typing import TextIO, cast
 
 from tqdm import tqdm
 
-from pase_mtf.exit_codes import let_go
+from pase_mtf.exit_codes import Output
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.training import Record
 
-__all__ = ["LOSSES_DISAGREE", "SMALLER", "Output", "Progress", "Stage", "output_that_may_go", "print_header",
-           "summarize_error"]
+__all__ = ["LOSSES_DISAGREE", "SMALLER", "Progress", "Stage", "output_that_may_go", "print_header", "summarize_error"]
 
 LOSSES_DISAGREE = 6
 """An exit code; the others stand in pase_mtf.exit_codes."""
@@ -34,49 +33,17 @@ def print_header(facts: Mapping[str, str]) -> None:
     print(flush=True)
 
 
-class Output:
-    """Stands for a stream that may go away: from the first write that fails on, all is dropped.
-
-    Attributes:
-      lost: why that write failed; None while none has.
-    """
-
-    def __init__(self, stream: TextIO):
-        """Takes the stream."""
-        self._stream = stream
-        self.lost: OSError | None = None
-
-    def __getattr__(self, name: str) -> Any:  # whether it is a terminal, say
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """Writes a text, or drops it."""
-        self._try(self._stream.write, text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Writes what was held back, or drops it."""
-        self._try(self._stream.flush)
-
-    def _try(self, do: Callable[..., object], *arguments: str) -> None:
-        if self.lost is None:
-            try:
-                do(*arguments)
-            except OSError as error:
-                self.lost = error
-                let_go(self._stream)
-
-
 @contextlib.contextmanager
 def output_that_may_go() -> Iterator[Output]:
-    """No write to the standard output or error fails in this context, in which there is something to lose: who reads
-    them may go away (Ctrl-C ends the `tee` behind a run, too), and the disk of a log be full.
+    """No write to the standard output fails in this context, in which there is something to lose: who reads it may go
+    away (Ctrl-C ends the `tee` behind a run, too), and the disk of a log be full. To the standard error none does in
+    any command (`exit_codes.exit_code_of`).
 
     Yields:
       The standard output.
     """
-    output, errors = Output(sys.stdout), Output(sys.stderr)
-    with contextlib.redirect_stdout(cast(TextIO, output)), contextlib.redirect_stderr(cast(TextIO, errors)):
+    output = Output(sys.stdout)
+    with contextlib.redirect_stdout(cast(TextIO, output)):
         yield output
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pase_mtf import models
 from pase_mtf.calibration.speed import speed_note
 from pase_mtf.errors import DataError, UsageError
+from pase_mtf.exit_codes import Output
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.arms.arm import Arm, build_arms, rows_of
@@ -24,7 +25,7 @@ from pase_mtf.launch.checkpoints.keeping import Keeper
 from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.cluster.follower import tell_run
 from pase_mtf.launch.cluster.server import join
-from pase_mtf.launch.console import LOSSES_DISAGREE, Output, Progress, output_that_may_go, print_header
+from pase_mtf.launch.console import LOSSES_DISAGREE, Progress, output_that_may_go, print_header
 from pase_mtf.launch.data import Data, open_data
 from pase_mtf.launch.files import RunFiles, write_outcome
 from pase_mtf.launch.flag_values import PIPELINE, ArmName
@@ -350,8 +351,7 @@ def _report(run: _Prepared, found: _Found, built: _Built, history: History) -> N
 
 def _exit_code(plan: Plan, history: History, interrupts: Interrupts, output: Output) -> int:
     if history.disagreement:
-        with contextlib.suppress(OSError):  # the code tells it, too
-            print(f"error: {history.disagreement}", file=sys.stderr)
+        print(f"error: {history.disagreement}", file=sys.stderr)
         return LOSSES_DISAGREE
     if history.diverged is not None:
         rate, what = plan.options.learning_rate, f"the loss of {plan.options.arms[0].name} is not finite"

@@ -6,21 +6,59 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Callable
-from typing import TextIO
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO, cast
 
 from pase_mtf.errors import OutOfMemoryError, PaseError, UsageError
 from pase_mtf.interrupts import Interrupts
 
-__all__ = ["BROKEN_PIPE", "INTERRUPTED", "HelpRequested", "exit_code_of", "let_go"]
+__all__ = ["BROKEN_PIPE", "INTERRUPTED", "HelpRequested", "Output", "exit_code_of", "let_go"]
 
 # 2 to 5, and 7, stand with the errors in pase_mtf.errors.
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_TOLD = (errno.EPIPE, *_FULL)
+"""Errors of an output that `exit_code_of` knows; others are of a terminal that was closed, say (EIO)."""
+
 
 class HelpRequested(Exception):  # noqa: N818 - not an error
     """--help was given; the text is the message."""
+
+
+class Output:
+    """Stands for a stream that may go away: from the first write that fails on, all is dropped.
+
+    Attributes:
+      lost: what the command is to end with, as that write failed; None while none has.
+    """
+
+    def __init__(self, stream: TextIO):
+        """Takes the stream."""
+        self._stream = stream
+        self.lost: OSError | UsageError | None = None
+
+    def __getattr__(self, name: str) -> Any:  # whether it is a terminal, say
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Writes a text, or drops it."""
+        self._try(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Writes what was held back, or drops it."""
+        self._try(self._stream.flush)
+
+    def _try(self, do: Callable[..., object], *arguments: str) -> None:
+        if self.lost is None:
+            try:
+                do(*arguments)
+            except OSError as error:
+                self.lost = error if error.errno in _TOLD else UsageError(
+                    f"what it prints cannot be written ({error.strerror}); see to where its output goes")
+                let_go(self._stream)
 
 
 def exit_code_of(run: Callable[[], int], interrupts: Interrupts | None = None, *, smaller: str,
@@ -34,18 +72,29 @@ def exit_code_of(run: Callable[[], int], interrupts: Interrupts | None = None, *
       smaller: what to do where memory runs out, in the words of the command's flags.
       interrupted: what to say where a signal ends it.
     """
-    try:
-        code, line = _ended(run, interrupts, smaller, interrupted)
-    finally:
-        let_go(sys.stdout)
-    if line:
-        with contextlib.suppress(OSError):  # the code tells it, too
+    with _errors_that_may_go():
+        try:
+            code, line = _ended(run, interrupts, smaller, interrupted)
+        finally:
+            let_go(sys.stdout)
+        if line:
             print(line, file=sys.stderr)
-    let_go(sys.stderr)
+        let_go(sys.stderr)
     # Python counts a KeyboardInterrupt that left an `exec` (of numba's) as not caught until the next `exec`, and would
     # end by SIGINT.
     exec("")
     return code
+
+
+@contextlib.contextmanager
+def _errors_that_may_go() -> Iterator[None]:
+    """No write to the standard error fails in this context: exit codes tell it, too, and a launcher has others to look
+    after."""
+    if sys.stderr is None:  # it was closed before the command began
+        yield
+        return
+    with contextlib.redirect_stderr(cast(TextIO, Output(sys.stderr))):
+        yield
 
 
 def _ended(run: Callable[[], int], interrupts: Interrupts | None, smaller: str, interrupted: str) -> tuple[int, str]:
@@ -75,7 +124,7 @@ def _error_of(problem: BaseException, smaller: str) -> PaseError | None:
     """What is told of a problem in one line; None: no user causes it."""
     if isinstance(problem, MemoryError):
         return OutOfMemoryError(f"out of memory; {smaller}")
-    if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(problem, OSError) and problem.errno in _FULL:
         return UsageError(f"disk full ({problem.filename or 'while writing'}); free space or choose another place")
     return problem if isinstance(problem, PaseError) else None
 

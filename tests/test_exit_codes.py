@@ -1,6 +1,7 @@
 """How commands end: one line and a code, whatever becomes of their output."""
 
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 from pase_mtf.errors import FormatError, InfeasibleError, MismatchError, OutOfMemoryError, UsageError
-from pase_mtf.exit_codes import HelpRequested, exit_code_of
+from pase_mtf.exit_codes import HelpRequested, Output, exit_code_of
 from pase_mtf.interrupts import Interrupts
 
 
@@ -32,6 +33,25 @@ def test_what_no_user_causes_is_shown_in_full():
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     with pytest.raises(OSError, match="Input/output"):
         exit_code_of(run, smaller="take less")
+
+
+@pytest.mark.parametrize(("number", "code", "line"), [
+    (errno.EPIPE, 141, ""), (errno.ENOSPC, 2, "error: disk full (while writing); free space or choose another place\n"),
+    (errno.EIO, 2, "error: what it prints cannot be written (Input/output error); see to where its output goes\n")])
+def test_an_output_that_goes_away_is_told_once_the_command_has_ended(tmp_path, capsys, number, code, line):
+    class Gone(io.TextIOWrapper):
+        def write(self, text):
+            raise OSError(number, os.strerror(number))
+
+    def run():
+        for _ in range(2):
+            assert output.write("text") == 4
+            output.flush()
+        raise output.lost
+    with open(tmp_path / "log", "wb") as file:
+        output = Output(Gone(file))
+        assert exit_code_of(run, smaller="take less") == code
+    assert capsys.readouterr() == ("", line)
 
 
 def test_passes_the_code_on():
@@ -134,7 +154,7 @@ def test_output_that_nobody_takes(printed, unbuffered):
 
 
 @pytest.mark.parametrize(("run", "code"), [("raise PaseError('y')", 2), ("raise KeyboardInterrupt", 130),
-                                           ("print('x', file=sys.stderr)", 141)])
+                                           ("print('x', file=sys.stderr, flush=True); return 7", 7)])
 def test_an_error_that_nobody_reads(run, code):
     """As where the reader of `2>&1 | tee log` is gone: the exit code is what it would have been."""
     script = ("import sys\nfrom pase_mtf.errors import PaseError\nfrom pase_mtf.exit_codes import exit_code_of\n"
@@ -143,3 +163,9 @@ def test_an_error_that_nobody_reads(run, code):
     os.close(reading)
     with open(writing, "w") as gone:
         assert subprocess.run([sys.executable, "-c", script], stdout=gone, stderr=gone, check=False).returncode == code
+
+
+def test_a_command_without_a_standard_error():
+    """As with `2>&-`."""
+    script = "import sys\nfrom pase_mtf.exit_codes import exit_code_of\nsys.exit(exit_code_of(lambda: 7, smaller=''))"
+    assert subprocess.run([sys.executable, "-c", script], check=False, preexec_fn=lambda: os.close(2)).returncode == 7
