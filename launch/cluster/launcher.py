@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
+import filelock
+
 from pase_mtf.errors import ClusterError, PaseError
 from pase_mtf.interrupts import LAST_WISH, ONE_WISH, Interrupts
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint, forget_half_written
@@ -29,7 +31,7 @@ from pase_mtf.launch.cluster.network import Network, own_network
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, Watched, end_all, start_worker
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.run_folder import AUTO, has_checkpoint
+from pase_mtf.launch.run_folder import AUTO, LOCK, has_checkpoint, take_lock
 
 __all__ = ["Fault", "Outcome", "launch", "local_addresses", "options_after", "watch"]
 
@@ -259,12 +261,20 @@ def _is_wanted(fault: Fault, interrupts: Interrupts) -> bool:
 
 def _clear_up(options: ResolvedOptions) -> None:
     """Takes away what rank 0 takes away where it ends by itself: the folder of a run that was ended before its first
-    step, and what it was writing. What cannot be removed now is when the run goes on."""
-    metrics = os.path.join(options.output_dir, "metrics.jsonl")
-    if not options.in_place and os.path.exists(metrics) and not os.path.getsize(metrics):
-        shutil.rmtree(options.output_dir, ignore_errors=True)
-    with contextlib.suppress(OSError, PaseError):
-        forget_half_written(options.output_dir)
+    step, and what it was writing. What cannot be removed now is when the run goes on. A folder that another run has
+    taken, before rank 0 did or after, stays as it is."""
+    folder = options.output_dir
+    metrics, lock = os.path.join(folder, "metrics.jsonl"), filelock.FileLock(os.path.join(folder, LOCK), timeout=0)
+    if not os.path.isdir(folder):  # which a lock would make
+        return
+    with contextlib.suppress(OSError, PaseError):  # filelock.Timeout is an OSError
+        take_lock(lock)
+        try:
+            if not options.in_place and os.path.exists(metrics) and not os.path.getsize(metrics):
+                shutil.rmtree(folder, ignore_errors=True)
+            forget_half_written(folder)
+        finally:
+            lock.release()
 
 
 def _membership(plan: Plan, tasks: tuple[str, ...], rank: int) -> Membership:

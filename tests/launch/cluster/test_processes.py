@@ -20,6 +20,7 @@ from pase_mtf.launch.cluster import launcher, process
 from pase_mtf.launch.cluster.launcher import Fault, Outcome, local_addresses, watch
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import TaskProcess, end_all
+from pase_mtf.launch.files import RunFiles
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import member_of, resolve
 
@@ -257,6 +258,21 @@ def test_a_process_does_not_wait_for_somebody_who_reads_what_it_says(start, monk
         tasks[0].wait(30)
         let_go(gone)
     assert tasks[0].exit_code == 0
+
+
+def test_the_folder_that_another_run_has_taken_is_not_cleared_up(tmp_path):
+    """Of the same name, by a command that was faster."""
+    folder = tmp_path / "run"
+    options = SimpleNamespace(output_dir=str(folder), in_place=False)
+    launcher._clear_up(options)
+    assert not folder.exists()
+    with RunFiles(str(folder)) as files:
+        (folder / "checkpoint" / ".partial-abc").mkdir(parents=True)
+        launcher._clear_up(options)
+        assert (folder / "checkpoint" / ".partial-abc").exists()
+        files.keep()
+    launcher._clear_up(options)
+    assert not folder.exists()
 
 
 def test_proxies_are_not_for_the_processes_of_a_run(start, monkeypatch, capfd):
