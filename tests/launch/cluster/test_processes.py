@@ -256,6 +256,7 @@ def test_a_process_does_not_wait_for_somebody_who_reads_what_it_says(start, monk
         monkeypatch.setattr(sys, "stderr", gone)
         tasks = start("for _ in range(10000): print('x' * 100)")
         tasks[0].wait(30)
+        tasks[0]._relay.join(30)  # which would else write to what has been closed
         let_go(gone)
     assert tasks[0].exit_code == 0
 
