@@ -42,9 +42,9 @@ def test_it_rests_while_a_graph_is_exported(monkeypatch):
     mtf.import_tf_tensor(mtf.Mesh(graph, "mesh"), tf.ones([8]), [mtf.Dimension("width", 8)])
     seen = []
 
-    def read(*arguments):
+    def read(*arguments, **settings):
         seen.append(gc.isenabled())
-        return read_operations(*arguments)
+        return read_operations(*arguments, **settings)
     monkeypatch.setattr("pase_mtf.export.exporter.read_operations", read)
     export_graph(graph)
     assert seen == [False]

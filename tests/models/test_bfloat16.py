@@ -80,15 +80,15 @@ def test_gradients_of_many_microbatches_add_up_in_float32(config):
                     for dtype in ("bfloat16", "float32"))
     batches = list(itertools.islice(harness.model_batches("alexnet", wide), 1))
     found = {}
-    for sizes, count in ((narrow, 1), (narrow, 512), (wide, 1)):
+    for sizes, count in ((narrow, 512), (wide, 1)):
         with tf.Graph().as_default():
             program = build_program(models.get("alexnet"), sizes, sizes.batch, "sgd", 1.0, 3, count)
             changes = harness.train(program, harness.stock()(program), batches,
                                     values=harness.random_values(program.graph)).changes
-            found[sizes.dtype, count] = np.concatenate([np.ravel(changes[name]) for name in sorted(changes)])
-    exact = found["float32", 1]
-    far = {key: np.linalg.norm(change - exact) / np.linalg.norm(exact) for key, change in found.items()}
-    assert far["bfloat16", 512] < 2 * far["bfloat16", 1] < 0.1, far
+            found[sizes.dtype] = np.concatenate([np.ravel(changes[name]) for name in sorted(changes)])
+    exact = found["float32"]
+    # What kernels add up in a whole batch at once is as exact as a processor's instructions: up to 12 % off.
+    assert np.linalg.norm(found["bfloat16"] - exact) < 0.02 * np.linalg.norm(exact)
 
 
 @pytest.mark.parametrize("name", harness.some_slow(["alexnet"], ["transformer", "rnnlm"]))
