@@ -97,11 +97,12 @@ class _Clock:
 def _clocked() -> Iterator[_Clock]:
     """Within it, building, export and verification are timed."""
     # It loads TensorFlow, which the process that starts the others does without.
-    from pase_mtf.layout import graph, program
+    from pase_mtf.layout import exports, program
     from pase_mtf.layout.verify import Verifier
     clock = _Clock()
-    places = [(graph, "export_graph", "export"), (program.Program, "build", "building"),
-              (Verifier, "problem", "verification"), (Verifier, "__init__", "verification")]
+    places = [(exports, "export_graph", "export"), (exports, "export_for_stock", "export"),
+              (program.Program, "build", "building"), (Verifier, "problem", "verification"),
+              (Verifier, "__init__", "verification")]
     before = [getattr(owner, name) for owner, name, _ in places]
     for (owner, name, part), function in zip(places, before, strict=True):
         setattr(owner, name, clock.timed(part, function))
