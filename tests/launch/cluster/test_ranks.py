@@ -35,9 +35,11 @@ _CASES = [*itertools.product(("alexnet", "biglstm", "rnnlm"), (2, 3), [(2, 4)]),
           *itertools.product(("densenet121", "gnmt", "inception_v3", "resnet101"), (2,), [(2,)])]
 """A model, the number of the random strategy, and over how many processes: of some the graphs take so long to build
 that two have to do."""
-_ROUNDING = {("transformer", 3): 3e-6}
-"""Of a model and a strategy, how far variables may differ absolutely after all steps, where it is not 1e-6: of all
-elements there one, of a table, is 1.007e-6 off in float32, and in float64 they agree to eleven digits."""
+_ROUNDING = 3e-4
+"""How far a variable may differ after all steps, as a fraction of how far it went in them. An optimizer that scales
+gradients (Adam) also scales what float32 rounds off where a gradient is next to nothing: elements of a table are 1.3e-6
+off on some processors, where in float64 they agree to eleven digits. A gradient that is wrong, or of another mask,
+changes the way by its hundredth and more."""
 
 
 class _Ranks:
@@ -91,10 +93,13 @@ def test_losses_of_every_model(clusters, tmp_path, monkeypatch, model, drawn, ov
         arm, = build_arms(of_run, graph, {"random": strategy}, ["random"], board)
         arm.step(batches[0])
         arm.restart()  # as if it had not
+        first = dict(arm.values())
         found = [arm.step(batch, trace=step == 0)[0] for step, batch in enumerate(batches)]
         assert arm.differing_replicas() is None
         assert {one.device for one in arm.timeline.slices} == set(range(DEVICES))
         values, nodes = dict(arm.values()), arm.nodes
+        way = {name: float(np.abs(value - first[name]).max()) for name, value in values.items()}
+        within = {name: max(1e-6, _ROUNDING * far) for name, far in way.items()}
         prefix = tmp_path / f"saved{len(list(tmp_path.glob('saved*')))}" / "model"
         prefix.parent.mkdir()
         arm.save(str(prefix))
@@ -104,19 +109,19 @@ def test_losses_of_every_model(clusters, tmp_path, monkeypatch, model, drawn, ov
         assert written.get_tensor("global_step") == STEPS
         for name, value in values.items():  # of a part that several devices hold each rank may write its own copy
             np.testing.assert_allclose(written.get_tensor(name), value, rtol=1e-5 if board else 0.0,
-                                       atol=1e-6 if board else 0.0, err_msg=name)
+                                       atol=within[name] if board else 0.0, err_msg=name)
         if board:
             assert 1 < len(list(prefix.parent.glob("model.data-*"))) <= len(devices.tasks)
-        return found, values, nodes
+        return found, values, within, nodes
 
-    expected, values, nodes = losses(Devices.first(DEVICES, "cpu"))
+    expected, values, within, nodes = losses(Devices.first(DEVICES, "cpu"))
     assert len(set(expected)) == STEPS
     for ranks in (ranks for ranks in clusters if len(ranks.devices.tasks) in over):
         monkeypatch.setattr(collectives, "_KEYS", ranks.keys)
-        found, theirs, own_nodes = losses(ranks.devices, ranks.board)
+        found, theirs, _, own_nodes = losses(ranks.devices, ranks.board)
         assert found == pytest.approx(expected, rel=1e-6)
-        for name, value in values.items():  # rounding of 20 steps: in float64 they agree to eleven digits
-            assert theirs[name] == pytest.approx(value, rel=1e-5, abs=_ROUNDING.get((model, drawn), 1e-6)), name
+        for name, value in values.items():
+            assert theirs[name] == pytest.approx(value, rel=1e-5, abs=within[name]), name
         assert own_nodes < nodes
 
 
