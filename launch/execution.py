@@ -29,7 +29,7 @@ from pase_mtf.launch.console import LOSSES_DISAGREE, Progress, output_that_may_g
 from pase_mtf.launch.data import Data, open_data
 from pase_mtf.launch.files import RunFiles, write_outcome
 from pase_mtf.launch.flag_values import PIPELINE, ArmName
-from pase_mtf.launch.judging.judge import Judge, losses_before
+from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.fitting import Fitting
 from pase_mtf.launch.reports.text import describe_run, elsewhere_note, final_table, orders_note, search_summary
@@ -144,9 +144,8 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
             files.keep()
             return 0
         built, found = _build(run, found)
-        before = losses_before(plan)  # whose steps are removed where the run does them anew
         with output_that_may_go() as output:
-            history = _train(run, found, built, before, interrupts, output)
+            history = _train(run, found, built, interrupts, output)
             _report(run, found, built, history)
         for arm in built.arms:
             arm.close()
@@ -299,18 +298,13 @@ def _build(run: _Prepared, found: _Found) -> tuple[_Built, _Found]:
     return _Built(tried.arms, tried.same, fed), dataclasses.replace(after, layout=layout)
 
 
-def _train(run: _Prepared, found: _Found, built: _Built, before: Sequence[float], interrupts: Interrupts,
-           output: Output) -> History:
-    """Trains the arms side by side, and writes the checkpoints; returns what was measured.
-
-    Args:
-      before: losses of the run that this one continues.
-    """
+def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts, output: Output) -> History:
+    """Trains the arms side by side, and writes the checkpoints; returns what was measured."""
     plan, options, arms, alone = run.plan, run.plan.options, built.arms, run.board is None
     config = plan.config_json()
     keeper = Keeper(run.files.path("checkpoint"), arms[0], built.data, run.graph.hash, microbatches=plan.microbatches,
                     recompute=plan.recomputed, first_step=plan.first_step, every=options.checkpoint_every, alone=alone)
-    judge = Judge(plan, found.chosen, arms, run.data, run.board, before)
+    judge = Judge(plan, found.chosen, arms, run.data, run.board)
     with contextlib.closing(watch_of(run.prices, found.chosen.values())) as watch:
         interrupts.hold()  # what is measured from here on is written down whatever happens
         with Progress(options, len(arms), plan.first_step) as progress:

@@ -28,7 +28,7 @@ from pase_mtf.launch.reports.fitting import Fitting
 from pase_mtf.launch.reports.graph_picture import graph_picture
 from pase_mtf.launch.reports.page import report_html
 from pase_mtf.launch.reports.text import elsewhere_note, headline, orders_note, search_summary
-from pase_mtf.launch.run_folder import LOCK, NOT_KEPT, take_lock
+from pase_mtf.launch.run_folder import LOCK, METRICS, NOT_KEPT, take_lock
 from pase_mtf.launch.summary import ArmRow, Summary, arm_rows, summary_json
 from pase_mtf.launch.training import History, Record
 from pase_mtf.machine.machine import Machine
@@ -106,7 +106,7 @@ class RunFiles:
                              "run may be writing there; name another") from error
 
     def _opened_metrics(self) -> io.FileIO:
-        return open(self.path("metrics.jsonl"), "ab", buffering=0)  # closed on the end of this context
+        return open(self.path(METRICS), "ab", buffering=0)  # closed on the end of this context
 
     def go_on(self, config: str) -> None:
         """Removes what the folder holds of the step at which the run goes on and of all later ones, which are made
@@ -146,7 +146,7 @@ class RunFiles:
 
     def _forget_after(self, step: int) -> None:
         """Removes the metrics of a step and of all later ones, and the checkpoints after it."""
-        path = self.path("metrics.jsonl")
+        path = self.path(METRICS)
         if os.path.exists(path):
             with open(path, encoding="utf-8", errors="replace") as file:
                 kept = [line for line in file if _step_of(line) < step]

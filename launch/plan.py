@@ -190,16 +190,13 @@ def _done_before(options: ResolvedOptions) -> int:
     folder = options.output_dir
     if options.resume != AUTO or (options.cluster_flag and options.cluster_flag.rank) or not has_results(folder):
         return 0
-    other = contradiction(options, load_run_config(folder))
-    if has_ended(folder):
-        done = steps_done(folder)
-        if done >= options.warmup + options.steps and other is None:
-            return done
-        raise UsageError(f"--output_dir={folder}: holds a run that has ended, and no checkpoint to go on with; name "
-                         "another, or remove it")
-    if other is not None:
-        raise UsageError(f"--output_dir={folder}: holds a run with {other}, and no checkpoint to go on with; name "
-                         "another, or remove it")
+    other, ended = contradiction(options, load_run_config(folder)), has_ended(folder)
+    if ended and other is None and (done := steps_done(folder)) >= options.warmup + options.steps:
+        return done
+    if ended or other is not None:
+        what = "that has ended" if ended else f"with {other}"
+        raise UsageError(f"--output_dir={folder}: holds a run {what}, and no checkpoint to go on with; name another, "
+                         "or remove it")
     return 0
 
 

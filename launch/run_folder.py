@@ -1,4 +1,4 @@
-"""The output directory of a run, looked at before the run: a new one, or one that an earlier run has left."""
+"""The output directory of a run: whether it is new or one that an earlier run has left, and who holds its locks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import filelock
 from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import read_json
 
-__all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "NOT_KEPT", "check_folder_taken_up",
-           "check_new_folder", "check_no_training", "checkpoint_steps", "files_of_run", "has_checkpoint", "has_ended",
-           "has_results", "load_run_config", "names_in", "steps_done", "take_lock"]
+__all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "METRICS", "NOT_KEPT",
+           "check_folder_taken_up", "check_new_folder", "check_no_training", "checkpoint_steps", "files_of_run",
+           "has_checkpoint", "has_ended", "has_results", "load_run_config", "names_in", "steps_done", "take_lock"]
 
 CONFIG_FORMAT = "pase_mtf.run"
 CONFIG_VERSION = 1
@@ -40,8 +40,9 @@ LOCK = ".running.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 """What file systems say that have no locks."""
 
-_METRICS = "metrics.jsonl"
-_BEFORE_THAT = (_METRICS, LOCK)
+METRICS = "metrics.jsonl"
+"""What a run has measured, a line per step and arm."""
+_BEFORE_THAT = (METRICS, LOCK)
 """What a run may have made before it wrote its configuration."""
 
 
@@ -113,7 +114,7 @@ def check_no_training(path: str | None) -> None:
 
 def _has_steps(folder: str) -> bool:
     """Whether a run has trained in a folder, and told of a step."""
-    metrics = os.path.join(folder, _METRICS)
+    metrics = os.path.join(folder, METRICS)
     return os.path.isfile(metrics) and os.path.getsize(metrics) > 0
 
 

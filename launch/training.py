@@ -101,7 +101,7 @@ class History:
       stopped: why it had to: data that cannot be read.
       unwritten: why the last checkpoint could not be written.
       note: what looked wrong and was found to be right.
-      slowness: how many times what prices say the machine took for known kernels, before the turns that count.
+      slowness: how many times what prices say the machine took for what steps run most, before the turns that count.
     """
 
     first_step: int

@@ -111,8 +111,12 @@ def _check(function: str, name: str, value: object, hint: object) -> None:
 
 
 def as_float(value: object) -> float:
-    """A number that somebody gave, of whatever kind, as a float: infinite where it is larger than any, NaN of what is
-    none, as a truth value is."""
+    """A number that somebody gave as a float: infinite where it is larger than any, NaN of what is none (or a truth
+    value).
+
+    Args:
+      value: of any type; NumPy's numbers and fractions are numbers.
+    """
     if not isinstance(value, Real) or isinstance(value, bool):
         return math.nan
     try:

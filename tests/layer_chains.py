@@ -1,4 +1,4 @@
-"""Graphs of fully connected layers in a chain, with all operations of a training step, made by hand."""
+"""Fully connected layers in a chain, as of small_graphs.perceptron, but that tell of no tensors that are held."""
 
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
 

@@ -31,7 +31,7 @@ from pase_mtf.launch.cluster.network import Network, own_network
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, Watched, end_all, start_worker
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.run_folder import AUTO, LOCK, has_checkpoint, take_lock
+from pase_mtf.launch.run_folder import AUTO, LOCK, METRICS, has_checkpoint, take_lock
 
 __all__ = ["Fault", "Outcome", "launch", "local_addresses", "options_after", "watch"]
 
@@ -264,7 +264,7 @@ def _clear_up(options: ResolvedOptions) -> None:
     step, and what it was writing. What cannot be removed now is when the run goes on. A folder that another run has
     taken, before rank 0 did or after, stays as it is."""
     folder = options.output_dir
-    metrics, lock = os.path.join(folder, "metrics.jsonl"), filelock.FileLock(os.path.join(folder, LOCK), timeout=0)
+    metrics, lock = os.path.join(folder, METRICS), filelock.FileLock(os.path.join(folder, LOCK), timeout=0)
     if not os.path.isdir(folder):  # which a lock would make
         return
     with contextlib.suppress(OSError, PaseError):  # filelock.Timeout is an OSError

@@ -22,6 +22,7 @@ from pase_mtf.launch.flag_values import parse_arms
 from pase_mtf.launch.judging.losses import FIRST, FIRST_NARROW, Comparison, agree, largest_update, updates_of
 from pase_mtf.launch.judging.settling import STEPS, Settled, settle
 from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.run_folder import METRICS
 from pase_mtf.launch.training import History
 from pase_mtf.models.checks import kept_dtype
 
@@ -46,7 +47,7 @@ class Judge:
     """
 
     def __init__(self, plan: Plan, chosen: Mapping[str, Chosen], arms: Sequence[Arm], data: Data,
-                 board: Board | None = None, before: Sequence[float] = ()):
+                 board: Board | None = None):
         """To be made before the first step.
 
         Args:
@@ -55,12 +56,11 @@ class Judge:
           arms: that are trained; the first one is what the others are compared with.
           data: what they are trained on.
           board: see Arm.
-          before: what `losses_before` has found.
         """
         self.note: str | None = None
         self._plan, self._chosen, self._arms, self._data = plan, chosen, arms, data
-        self._board, self._before = board, before
-        if note := data_note(plan, before):
+        self._board, self._before = board, losses_before(plan)  # of steps that are done anew from the first on
+        if note := data_note(plan, self._before):
             tqdm.write(f"note: {note}")
         ours = [arm for arm in arms if arm.name in chosen]
         self._start: dict[str, np.ndarray] = dict(arms[0].values(up_to_date=False)) if len(ours) > 1 else {}
@@ -156,7 +156,7 @@ def losses_before(plan: Plan) -> list[float]:
     told = dataclasses.replace(plan.options, microbatches=plan.earlier.get("microbatches", "1")).microbatch_count
     known: dict[int, float] = {}
     if _has_masks_of(plan, told):
-        known = _metrics(os.path.join(plan.options.resume, "metrics.jsonl"), name)
+        known = _metrics(os.path.join(plan.options.resume, METRICS), name)
     if plan.checkpoint.next_loss is not None and _has_masks_of(plan, plan.checkpoint.microbatches or told):
         # The metrics are of whoever went on there last, perhaps with other data than those that wrote the checkpoint.
         known = known if plan.earlier.get("data") == plan.options.data else {}

@@ -122,7 +122,7 @@ class KernelMeter:
             self._note(f"the machine is busy (load {load:.1f} on {cores():g} cores): times may be too long")
         begin, share = time.perf_counter(), seconds / 2 if self.missing(REFERENCES) else seconds
         found = self._look(share, progress)
-        self._compare({kernel: found[kernel].seconds for kernel in self.telling if kernel in found})
+        self._compare({kernel: found[kernel].seconds for kernel in self._telling if kernel in found})
         self.measure(REFERENCES, max(seconds / 2, seconds - (time.perf_counter() - begin)), progress)
         return not self.missing(REFERENCES)
 
@@ -149,7 +149,7 @@ class KernelMeter:
 
     def _ratios(self, found: Mapping[Kernel, float]) -> list[float]:
         """How many times what is kept some reference kernels take."""
-        kept = self.telling
+        kept = self._telling
         return [seconds / kept[kernel] for kernel, seconds in found.items() if kernel in kept]
 
     def _looks(self, kernels: Sequence[Kernel]) -> list[float]:
@@ -163,7 +163,7 @@ class KernelMeter:
         return found
 
     @property
-    def telling(self) -> dict[Kernel, float]:
+    def _telling(self) -> dict[Kernel, float]:
         """Seconds of the reference kernels that take long enough to tell how fast the machine is."""
         return {kernel: timing.seconds for kernel in REFERENCES
                 if (timing := self.times.get(kernel)) and timing.seconds >= _TELLING}
@@ -195,7 +195,7 @@ class KernelMeter:
 
     def _look(self, seconds: float, progress: Callable[[int], object]) -> dict[Kernel, Timing]:
         """What the reference kernels take now that are kept, those first that tell how fast the machine is."""
-        found, telling = dict[Kernel, Timing](), self.telling
+        found, telling = dict[Kernel, Timing](), self._telling
         kept = sorted(filter(self.times.__contains__, REFERENCES), key=lambda kernel: kernel not in telling)
         with contextlib.closing(self._time(kept, seconds, progress, look=True)) as batches:
             for batch in batches:
@@ -211,7 +211,7 @@ class KernelMeter:
         asked = time.perf_counter()
         expected = self.times.estimate if self.kind == "gpu" and len(self.times) else None
         tiny = self.times.get(TINY)
-        best = {} if look else self.telling  # those tell how fast the machine is: as they are now
+        best = {} if look else self._telling  # those tell how fast the machine is: as they are now
         timer = KernelTimer(self.devices, self.kind, expected, tiny=tiny.seconds if tiny else None, best=best)
         with measuring_alone(lambda: print("kernels are timed by another run, which is waited for",
                                            file=sys.stderr)) as waited:

@@ -260,13 +260,13 @@ class _Exporter:
     def _operation(self, group: int, fact: OperationFacts) -> LayerOperation:
         runs = fact.index not in self._unused
         if fact.assigns:  # of a grouped assignment, the values that this layer has for variables
-            content = self._read_content(group, fact, [
-                self._operand(group, *read) for read in self._assigned.get((fact.index, group), [])])
+            content = self._read_content(group, fact, tuple(
+                self._operand(group, *read) for read in self._assigned.get((fact.index, group), [])))
         else:
             key = self._naming[group], fact.like or fact
             if key not in self._content:
                 self._content[key] = self._read_content(
-                    group, fact, [self._operand(group, tensor) for tensor in fact.reads])
+                    group, fact, tuple(self._operand(group, tensor) for tensor in fact.reads))
             content = self._content[key]
         # What a loop adds up is in the layer that makes it (_accumulated).
         loop = fact.operation in self._flow.parts
@@ -294,8 +294,7 @@ class _Exporter:
             return self._sums.looked_up.get(output, ())
         return () if whole in self._pending_on_edges else self._sums.looked_up[whole]
 
-    def _read_content(self, group: int, fact: OperationFacts, reads: Sequence[Operand]) -> _Content:
-        inputs = tuple(reads)
+    def _read_content(self, group: int, fact: OperationFacts, inputs: tuple[Operand, ...]) -> _Content:
         outputs = tuple(self._operand(group, tensor) for tensor in fact.outputs)
         return _Content(inputs, outputs,
                         tuple(dict.fromkeys(name for operand in (*outputs, *inputs) for name in operand.dims if name)),

@@ -36,8 +36,7 @@ class Exports:
 
     @functools.cached_property
     def stock(self) -> ComputationGraph:
-        """With what stock Mesh-TensorFlow splits under a layout under which it lowers; of most graphs that is the same.
-        """
+        """With what stock Mesh-TensorFlow splits under a layout under which it lowers; of most graphs that is `own`."""
         if all(splittable_dims(operation, stock=True) == splittable_dims(operation)
                for operation in all_operations(self._graph) if rule_of(operation).stock_splittable):
             return self.own

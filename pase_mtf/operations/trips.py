@@ -103,7 +103,8 @@ def static_trips(parts: LoopParts, most: int = _MOST_TRIPS) -> int | None:
       most: iterations after which it ends in any case.
 
     Returns:
-      None where the condition depends on data, variables or chance, or holds for too long.
+      None where the condition depends on data, variables or chance, holds for too long, or cannot be lowered by
+      itself.
     """
     try:
         with tf.Graph().as_default():

@@ -14,7 +14,6 @@ Nothing here calls itself but the search among a few promising configurations, a
 
 from __future__ import annotations
 
-import itertools
 import time
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from pase_mtf.search.elimination import eliminate
 from pase_mtf.search.elimination_plan import Plan
 from pase_mtf.search.messages import message_passes
 from pase_mtf.search.neighbourhood import improve
-from pase_mtf.search.packed import Packed, Potentials, Reduction, lift, quantum, reduce, simple_bound
+from pase_mtf.search.packed import Packed, Potentials, Reduction, least_of_each, lift, quantum, reduce, simple_bound
 from pase_mtf.search.part import LITTLE, SETTLED, Part, entries_left, plan_at_once
 from pase_mtf.search.pass_state import PassState, promising, prune
 from pase_mtf.search.pulls import EXACTLY, Steps
@@ -282,8 +281,7 @@ class Minimiser:
         """Takes what every vertex costs least with by itself, improved on once: where the time is over before anything
         else is known."""
         p = self.root
-        choice = np.array([int(np.argmin(p.unary[begin:end])) for begin, end in itertools.pairwise(p.first.tolist())],
-                          np.int64)
+        choice = least_of_each(p.first, p.unary)
         self._consider(p, choice, improve(p, choice, 1, np.ones(len(p.unary), np.bool_)))
 
     def _part(self, bound: float, active: np.ndarray | None) -> Part:

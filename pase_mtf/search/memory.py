@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import itertools
 import math
 import time
 from collections import deque
@@ -28,11 +27,11 @@ from pase_mtf.search.compiled import compiled, seconds_now
 from pase_mtf.search.messages import reduced_costs
 from pase_mtf.search.neighbourhood import cost_at
 from pase_mtf.search.network import CostNetwork
-from pase_mtf.search.packed import Packed, pack, quantum
+from pase_mtf.search.packed import Packed, least_of_each, pack, quantum
 from pase_mtf.search.registry import Progress, Solution, relative_gap
 from pase_mtf.search.rounding import as_far_as_sums_tell, rounding
 
-__all__ = ["least_memory", "minimise_within"]
+__all__ = ["checked_limit", "least_memory", "minimise_within"]
 
 # Seconds of branching where the caller sets no time limit.
 _PATIENCE = 10.0
@@ -399,8 +398,7 @@ def _lightest(network: CostNetwork, memory: np.ndarray, budget: Budget) -> tuple
     """
     first = network.arrays.first
     allowed = np.where(np.isfinite(network.arrays.unary), memory, np.inf)
-    choice = np.array([int(np.argmin(allowed[begin:end])) for begin, end in itertools.pairwise(first.tolist())],
-                      np.int64)
+    choice = least_of_each(first, allowed)
     if network.cost(choice.tolist()) < math.inf:  # every layer has its lightest, and none forbids that of another
         return math.fsum(memory[first[:-1] + choice].tolist()), choice, True
     packed = pack(network.normalized(budget=budget))
@@ -413,6 +411,18 @@ def _lightest(network: CostNetwork, memory: np.ndarray, budget: Budget) -> tuple
             raise TimeoutError
         raise InfeasibleError("no finite assignment exists")
     return math.fsum(memory[packed.first[:-1] + search.best].tolist()), search.best, search.proven
+
+
+def checked_limit(memory_limit: object) -> float:
+    """A memory limit that somebody gave, in bytes per device, as a float.
+
+    Raises:
+      UsageError: it is no number, or below 0.
+    """
+    limit = as_float(memory_limit)
+    if not limit >= 0:
+        raise UsageError(f"memory limit of {shortened(memory_limit)}; give a number of bytes per device")
+    return limit
 
 
 def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_limit: float, *,
@@ -439,9 +449,7 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
       InfeasibleError: no assignment fits; names the least memory any needs. Or none was found in time.
     """
     start, budget, doubt = time.perf_counter(), Budget.of(time_limit, search_memory), rounding(network)
-    if not (limit := as_float(memory_limit)) >= 0:
-        raise UsageError(f"memory limit of {shortened(memory_limit)}; give a number of bytes per device")
-    memory_limit = limit
+    memory_limit = checked_limit(memory_limit)
     flat = _flat(network, memory)
     try:
         least, lightest, proven = _lightest(network, flat, budget)

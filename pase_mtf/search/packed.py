@@ -3,6 +3,7 @@ active."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from pase_mtf.search.budget import Budget, DoesNotFitError
 from pase_mtf.search.compiled import compiled, seconds_now
 from pase_mtf.search.network import CostNetwork
 
-__all__ = ["Packed", "Potentials", "Reduction", "lift", "pack", "quantum", "reduce", "simple_bound"]
+__all__ = ["Packed", "Potentials", "Reduction", "least_of_each", "lift", "pack", "quantum", "reduce", "simple_bound"]
 
 
 class Packed(NamedTuple):
@@ -144,6 +145,16 @@ def pack(network: CostNetwork) -> Packed:
         arrays.ends,
         np.ascontiguousarray(arrays.shapes[arrays.edge_matrix].T), arrays.classes,
         arrays.classes_at[arrays.edge_classes], 0.0, network.extremes)
+
+
+def least_of_each(first: np.ndarray, costs: np.ndarray) -> np.ndarray:
+    """Which configuration of every vertex costs least by itself: int64 [vertices], counted from its first one.
+
+    Args:
+      first: int64 [vertices + 1], where the configurations of a vertex begin.
+      costs: float64 [configurations].
+    """
+    return np.array([int(np.argmin(costs[begin:end])) for begin, end in itertools.pairwise(first.tolist())], np.int64)
 
 
 def simple_bound(p: Packed) -> float:

@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from pase_mtf.arguments import as_float
-from pase_mtf.errors import InfeasibleError, UsageError, shortened
+from pase_mtf.errors import InfeasibleError
 from pase_mtf.search.budget import SEARCH_MEMORY, Budget
 from pase_mtf.search.looking_on import ROUNDING, LookingOn, Memory, Within, above, unproven
-from pase_mtf.search.memory import least_memory
+from pase_mtf.search.memory import checked_limit, least_memory
 from pase_mtf.search.nearby import Nearby
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Solution, solve
@@ -77,9 +76,8 @@ def minimise_within_peak(network: CostNetwork, memory: Memory, peak: _Peak, memo
       InfeasibleError: nothing fits, or nothing that fits is known: then with what it would cost at least. It names what
         the lightest that was found needs.
     """
-    if not (limit := as_float(memory_limit)) >= 0:
-        raise UsageError(f"memory limit of {shortened(memory_limit)}; give a number of bytes per device")
-    memory_limit, budget = limit, Budget.of(time_limit, options.get("search_memory", SEARCH_MEMORY))
+    memory_limit = checked_limit(memory_limit)
+    budget = Budget.of(time_limit, options.get("search_memory", SEARCH_MEMORY))
 
     def search(**within: Any) -> Solution:
         return solve(network, "exact", time_limit=budget.time_limit(0.5), **{**options, **within})

@@ -54,9 +54,9 @@ def search_simulated(priced: PricedNetwork, initial: Sequence[int], *, proposals
     """
     if proposals is not None and not (isinstance(proposals, (int, np.integer)) and proposals > 0):
         raise UsageError(f"proposals={shortened(proposals)}: give a positive whole number")
-    if time_limit is not None and not as_float(time_limit) > 0:
-        raise UsageError(f"time_limit={shortened(time_limit)}: give a positive number")
     seconds, steepness = math.inf if time_limit is None else as_float(time_limit), as_float(beta)
+    if not seconds > 0:
+        raise UsageError(f"time_limit={shortened(time_limit)}: give a positive number")
     if not isinstance(seed, (int, np.integer)):
         raise UsageError(f"seed={shortened(seed)}: give a whole number")
     if not steepness >= 0:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pase_mtf.errors import shortened
 from pase_mtf.machine.kernel_times import Circumstances
-from pase_mtf.strategy.search_report import PricedByKernels, is_number
+from pase_mtf.strategy.search_report import PricedByKernels, are_sentences, is_number
 
 __all__ = ["is_report", "kernels_text", "origin_text", "untraced_note", "untraced_text"]
 
@@ -18,8 +18,7 @@ _MOST_NAMED = 3
 def is_report(found: object) -> bool:
     """Whether what stands in a file as the "kernels" of a search is what `MeasuredPrices` tells of them."""
     return (isinstance(found, dict) and all(type(found.get(name)) is int and found[name] >= 0 for name in _COUNTS)
-            and is_number(found.get("seconds")) and isinstance(found.get("untraced", []), list)
-            and all(isinstance(entry, str) for entry in found.get("untraced", [])))
+            and is_number(found.get("seconds")) and are_sentences(found.get("untraced", [])))
 
 
 def origin_text(on: Circumstances) -> str:

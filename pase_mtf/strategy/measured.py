@@ -217,13 +217,21 @@ class MeasuredPrices:
             count * (times.estimate(kernel, _WARY) - times.estimate(kernel)) for kernel, count in unknown)
 
     def shares(self, strategies: Collection[Sequence[Configuration]]) -> dict[Kernel, float]:
-        """What share of a step each measured kernel has, in the mean of some strategies."""
+        """What share each measured kernel has of what all measured ones take of a step, in the mean of some strategies.
+
+        Args:
+          strategies: a configuration per layer each.
+
+        Returns:
+          kernel -> its share; together 1 at most.
+        """
         found, times = collections.Counter[Kernel](), self._meter.times
         for configurations in strategies:
             self._known.look(configurations)
             seconds = {kernel: count * timing.seconds for kernel, count in self._known.kernels(configurations).items()
                        if (timing := times.get(kernel))}
-            found.update({kernel: part / sum(seconds.values()) for kernel, part in seconds.items()})
+            step = sum(seconds.values())
+            found.update({kernel: part / step for kernel, part in seconds.items()})
         return {kernel: share / len(strategies) for kernel, share in found.items()}
 
     def improve(self, start: Sequence[Configuration], name: str, *, seconds: float = math.inf, seed: int = 0,

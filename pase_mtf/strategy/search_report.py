@@ -12,9 +12,10 @@ from typing_extensions import TypedDict
 from pase_mtf.arguments import as_float
 from pase_mtf.errors import shortened
 
-__all__ = ["KernelsReport", "PricedByKernels", "SearchReport", "Trial", "foreign_entry", "is_number"]
+__all__ = ["KernelsReport", "PricedByKernels", "SearchReport", "Trial", "are_sentences", "foreign_entry", "is_number"]
 
 _MOST_COUNTED = 2 ** 53
+"""What a float tells apart: no search counts as many."""
 
 
 class Trial(TypedDict):
@@ -119,13 +120,14 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < _MOST_COUNTED
 
 
-def _are_sentences(value: object) -> bool:
+def are_sentences(value: object) -> bool:
+    """Whether what stands in a file is a list of strings."""
     return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
 
 
 _CHECKS: dict[object, Callable[[object], bool]] = {
     float: is_number, int: _is_count, bool: lambda value: isinstance(value, bool),
-    str: lambda value: isinstance(value, str), list[str]: _are_sentences}
+    str: lambda value: isinstance(value, str), list[str]: are_sentences}
 """Declared type of an entry of a SearchReport -> whether something is of it; the others have checks of their own."""
 
 

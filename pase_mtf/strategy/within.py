@@ -19,9 +19,9 @@ from pase_mtf.machine.machine import Machine
 from pase_mtf.search import Solution, solve
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.frontier import FrontierPoint
+from pase_mtf.search.looking_on import above, unproven
 from pase_mtf.search.memory import least_memory
 from pase_mtf.search.peak import minimise_within_peak
-from pase_mtf.search.registry import relative_gap
 from pase_mtf.strategy.experts import data_parallel
 
 __all__ = ["Priced", "StrategiesWithin", "frontier_of", "solve_within"]
@@ -98,9 +98,7 @@ def frontier_of(priced: PricedNetwork, points: int, time_limit: float | None = N
             priced, limit, {**options, "initial": kept.assignment}, cheapest)
         if kept.cost < solution.cost:
             # Only the assignment: with more memory there may be a cheaper one, so a bound or proof from below is none.
-            bound = min(solution.lower_bound, kept.cost)
-            solution = dataclasses.replace(kept, lower_bound=bound, gap=relative_gap(kept.cost, bound),
-                                           optimal=bound >= kept.cost, certificate=None)
+            solution = above(unproven(kept), min(solution.lower_bound, kept.cost))
         found.append(FrontierPoint(limit, priced.peak_memory(solution.assignment)[0], solution))
     return tuple(found)
 

@@ -18,7 +18,7 @@ _SHARES = {REFERENCES[0]: 0.25, REFERENCES[1]: 0.5, REFERENCES[2]: 0.25}
 
 @pytest.fixture
 def meter(tmp_path):
-    """One that knows two of the three kernels that steps are made of."""
+    """One that knows two of the three kernels that steps are made of, and one that no step has."""
     meter = KernelMeter(2, path=tmp_path / "kernels.jsonl")
     meter.times.update({REFERENCES[0]: Timing(1e-3), REFERENCES[1]: Timing(4e-3), REFERENCES[7]: Timing(1e-6)})
     return meter

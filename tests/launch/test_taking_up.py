@@ -320,15 +320,15 @@ def _add_metric(run, step, loss):
 def test_going_on_in_a_folder_compares_with_the_steps_that_it_does_anew(preset, finished, tmp_path, capsys,
                                                                         monkeypatch):
     """As going on elsewhere does: with all of them, not only with the one whose loss the checkpoint tells."""
-    asked = []
-    monkeypatch.setattr("pase_mtf.launch.execution.Judge", lambda *given: asked.append(given[-1]) or Judge(*given))
+    judges = []
+    monkeypatch.setattr("pase_mtf.launch.execution.Judge", lambda *given: judges.append(Judge(*given)) or judges[-1])
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     told = find_checkpoint(str(run)).next_loss
     _add_metric(run, 3, told)
     _add_metric(run, 4, 2.0 * told)
     assert main([f"--resume={run}", f"--output_dir={run}", "--steps=2"]) == 0
-    assert asked == [[told, 2.0 * told]]
+    assert [judge._before for judge in judges] == [[told, 2.0 * told]]
     assert "note: losses differ at step 4: the run before" in capsys.readouterr().out
 
 

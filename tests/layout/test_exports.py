@@ -72,7 +72,7 @@ def test_slices_that_were_laid_out_beforehand_are_not_moved():
 
 
 def test_what_strategies_are_of_stays_as_it_is(monkeypatch):
-    """Their layers split what our lowering can; who asks for both has both."""
+    """A search exports nothing into what strategies are of; where stock splits no more, there is one export."""
     with tf.Graph().as_default():
         graph = programs.build("joined_blocks", "reduced").graph
         before = export_graph(graph)

@@ -155,13 +155,14 @@ def test_elements_of_a_run_lie_side_by_side():
      "convolution", 2 * 4 * 4 * 6 * 9),
     (lambda x: tf.einsum("ab->ba", x) + 1.0, "", 0)])
 def test_products_within_a_function_are_counted(x, function, kind, flops):
-    """Twice as many in its gradient, where both operands have one."""
+    """Two FLOPs per multiply-add; what is only transposed is no product."""
     found = nodes_of(_slicewise(function, x).operation)
     assert (found.flops, found.multiplies) == (flops, kind)
 
 
 def test_a_function_that_multiplies_is_costed_by_its_products():
-    """Attention, with its logits: larger than all that goes into it and comes out."""
+    """Attention, with its logits: larger than all that goes into it and comes out. Its gradient has twice as many
+    products: both operands of each have one."""
     batch, length, key = (mtf.Dimension(name, size) for name, size in (("batch", 2), ("length", 64), ("key", 8)))
     with tf.Graph().as_default():
         mesh = mtf.Mesh(mtf.Graph(), "mesh")

@@ -17,10 +17,7 @@ from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOpera
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy import find, strategy, within
-from pase_mtf.strategy.experts import (
-    data_parallel,
-    start_by_hand,
-)
+from pase_mtf.strategy.experts import data_parallel, start_by_hand
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
 find_strategy = functools.partial(find.find_strategy, simulate=0)
