@@ -105,8 +105,12 @@ def peak_bytes_per_device(metadata: tf.RunMetadata, held: Mapping[str, int] | No
     for device in metadata.step_stats.dev_stats:
         name = short_device(device.device)
         for node in device.node_stats:
-            for memory in node.memory:
-                records[name] += [(entry.alloc_micros, entry.alloc_bytes) for entry in memory.allocation_records]
+            entries = [(entry.alloc_micros, entry.alloc_bytes) for memory in node.memory
+                       for entry in memory.allocation_records]
+            records[name] += entries
+            copied = sum(size for _, size in entries)
+            if copied > 0 and _CHANGED.search(node.timeline_label):  # of a value that somebody else holds, too
+                records[name].append((min(entries)[0], -min(copied, known.get(name, 0))))
     peaks = dict(known)
     for name, entries in records.items():
         # What a step leaves behind is new values of variables, for which the old ones are given back: when they are
@@ -118,6 +122,10 @@ def peak_bytes_per_device(metadata: tf.RunMetadata, held: Mapping[str, int] | No
         peaks[name] = _peak(entries) + known.get(name, 0)
     return peaks
 
+
+_CHANGED = re.compile(r"= (?:Assign(?:Add|Sub)VariableOp|Resource[A-Z][A-Za-z]+)\(")
+"""In what a trace says of a node that changes a variable where it lies. Before its first step a slice may share its
+memory with its master: then the value is copied to be changed, and the copy takes the place of what counts as held."""
 
 _ASSIGNED = re.compile(r"= Assign(?:VariableOp)?\([^,]+, ([^,^)]+)")
 """In what a trace says of a node that assigns: the name of the tensor that it assigns."""

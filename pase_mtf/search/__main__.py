@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Sequence
 
+from pase_mtf.amounts import parse_bytes
 from pase_mtf.errors import UsageError
 from pase_mtf.exit_codes import exit_code_of
 from pase_mtf.files import check_outputs, says_format, write_atomically
@@ -32,10 +33,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--method", default="exact", help="which search (default: %(default)s)")
     parser.add_argument("--time_limit", type=float, help="seconds after which to stop with what is known (not pase)")
     parser.add_argument("--gap", type=float, default=0.0, help="relative gap at which to stop (exact; default: none)")
-    parser.add_argument("--search_memory", type=float,
-                        help="bytes that the search may hold beside the network (exact, k_best; default: 2 GiB)")
-    parser.add_argument("--memory_limit", type=float,
-                        help="bytes that the assignment may need per device (exact; the network has to hold memory)")
+    parser.add_argument("--search_memory", metavar="SIZE",
+                        help="what the search may hold beside the network: bytes, or 500MB (exact, k_best; default: "
+                        "2GiB)")
+    parser.add_argument("--memory_limit", metavar="SIZE",
+                        help="what the assignment may need per device: bytes, or 11GB (exact; the network has to hold "
+                        "memory)")
     parser.add_argument("--seed", type=int, help="of the random numbers (mcmc)")
     parser.add_argument("--proposals", type=int, help="budget in proposals (mcmc)")
     parser.add_argument("--k", type=int, help="how many strategies (k_best)")
@@ -80,12 +83,24 @@ def _check(network: CostNetwork, solution: Solution) -> None:
     print("certificate  verified")
 
 
+def _size(flag: str, given: str | None) -> float | None:
+    """Bytes that a flag was given as a size."""
+    if given is None:
+        return None
+    if (size := parse_bytes(given, flag)) is None:
+        raise UsageError(f"{flag}={given}: a network names no device; give bytes (11000000000) or a size (11GB)")
+    return size
+
+
 def _run(arguments: Sequence[str] | None) -> int:
     flags = _parser().parse_args(arguments)
     if flags.file is None:
         raise UsageError("no network named; give the npz file to search")
-    options = {name: value for name in ("search_memory", "seed", "proposals", "k")
-               if (value := getattr(flags, name)) is not None}
+    search_memory = _size("--search_memory", flags.search_memory)
+    memory_limit = _size("--memory_limit", flags.memory_limit)
+    options = {name: value for name, value in {"search_memory": search_memory, "seed": flags.seed,
+                                               "proposals": flags.proposals, "k": flags.k}.items()
+               if value is not None}
     if flags.check and (flags.method != "exact" or flags.memory_limit is not None):
         raise UsageError("--check: only --method=exact without --memory_limit makes a certificate; leave it out")
     if flags.method == "exact" and flags.memory_limit is None:
@@ -95,9 +110,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     network = CostNetwork.load(flags.file)
     if flags.memory_limit is not None:
         if network.memory is None:
-            raise UsageError(f"--memory_limit={flags.memory_limit:g}: {flags.file} holds no memory; save a network "
+            raise UsageError(f"--memory_limit={flags.memory_limit}: {flags.file} holds no memory; save a network "
                              "whose `memory` is set")
-        options.update(memory=network.memory, memory_limit=flags.memory_limit)
+        options.update(memory=network.memory, memory_limit=memory_limit)
     solution = solve(network, flags.method, time_limit=flags.time_limit, gap=flags.gap, progress=True, **options)
     try:
         if flags.output is not None:

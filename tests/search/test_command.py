@@ -166,6 +166,11 @@ def test_memory_in_files_limits_the_search(tmp_path, capsys):
     assert [vector.tolist() for vector in kept] == [[10, 2], [20, 3]]
     assert main([str(path), "--memory_limit=15"]) == 0
     assert "cost         6.0" in capsys.readouterr().out
+    assert main([str(path), "--memory_limit=0.000015MB", "--search_memory=1GiB"]) == 0
+    assert "cost         6.0" in capsys.readouterr().out
+    for flag, value in (("--memory_limit", "device"), ("--memory_limit", "11 apples"), ("--search_memory", "-1")):
+        assert main([str(path), f"{flag}={value}"]) == 2
+        assert f"{flag}={value}" in capsys.readouterr().err
     assert main([str(path), "--memory_limit=4"]) == 3
     assert "the least any strategy needs is 5" in capsys.readouterr().err
     assert main([str(plain), "--memory_limit=15"]) == 2

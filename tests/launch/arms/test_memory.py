@@ -83,6 +83,35 @@ def test_values_of_a_real_step_are_given_back_when_they_are_assigned():
     assert 3 * size <= peak_bytes_per_device(metadata, {"/device:CPU:1": size})["CPU:1"] < 3.1 * size
 
 
+@pytest.mark.parametrize("changed", ["assign_add", "scatter_add"])
+def test_a_value_that_is_copied_to_be_changed_counts_once(changed):
+    """In its first step a slice that shares the memory of its master is copied; from the second on it is changed where
+    it lies: what the device holds of its own is the same."""
+    size, peaks = 256 * 256 * 4, []
+    with tf.Graph().as_default():
+        with tf.device("/device:CPU:1"):
+            master = tf.get_variable("master", [256, 256], use_resource=True)
+            held = tf.get_variable("slice", [256, 256], use_resource=True)
+            fill = held.assign(master.read_value())
+            rows = tf.placeholder(tf.float32, [None, 256])
+            step = (held.assign_add(rows) if changed == "assign_add" else
+                    held.scatter_add(tf.IndexedSlices(rows, [0, 1])))
+        with tf.Session(config=tf.ConfigProto(device_count={"CPU": 2})) as session:
+            session.run(tf.global_variables_initializer())
+            session.run(fill)
+            for _ in range(2):
+                metadata = tf.RunMetadata()
+                session.run(step.op, {rows: np.ones((256 if changed == "assign_add" else 2, 256), np.float32)},
+                            tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), metadata)
+                allocated = sum(entry.alloc_bytes for device in metadata.step_stats.dev_stats
+                                for node in device.node_stats for memory in node.memory
+                                for entry in memory.allocation_records if entry.alloc_bytes >= size)
+                peaks.append((allocated, peak_bytes_per_device(metadata, {"/device:CPU:1": size})["CPU:1"]))
+    (copied, first), (in_place, second) = peaks
+    assert copied >= size > in_place
+    assert first == pytest.approx(second, rel=0.02)
+
+
 def test_processes_are_told_apart():
     metadata = _metadata(_device("CPU:0", [(1, 100), (2, -100)]), _device("CPU:0", [(1, 10), (2, -10)]))
     for task, device in enumerate(metadata.step_stats.dev_stats):
