@@ -280,9 +280,9 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         if arm.measured_bytes is not None and history.records.get(arm.name):
             files.memory(arm.name, history.records[arm.name][-1].step, arm.measured_bytes)
     notes = _notes(plan, machine, graph, chosen, history, rows, fitting)
-    # Who interrupts a run does not want to wait for it; of a pipeline none of these is known.
+    # Who interrupts a run does not want to wait for it; the layers of a pipeline are split stage by stage.
     pictured = main if isinstance(main, Strategy) and not history.interrupted else None
-    timeline, traced = _timelines(pictured, arms) if pictured else (None, None)
+    timeline, traced = (None, None) if history.interrupted else _timelines(main, arms)
     for kind, step in (("predicted", timeline), ("measured", traced)):
         if step is not None:
             step.save(files.path(f"timeline-{kind}.json"))
@@ -309,11 +309,11 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
     return rows
 
 
-def _timelines(strategy: Strategy, arms: Sequence[Arm]) -> tuple[Timeline | None, Timeline | None]:
-    """The step of the strategy as it is predicted, and as it was traced: the first arm is the strategy's."""
-    if strategy.devices > _MOST_DRAWN or strategy.seconds > LONGEST:
+def _timelines(main: Chosen, arms: Sequence[Arm]) -> tuple[Timeline | None, Timeline | None]:
+    """The step of the first arm as it is predicted, and as it was traced."""
+    if main.devices > _MOST_DRAWN or main.seconds > LONGEST:
         return None, None
-    return strategy.timeline(), arms[0].timeline if arms else None
+    return main.timeline(), arms[0].timeline if arms else None
 
 
 def _frontier(strategy: Strategy) -> tuple[FrontierPoint, ...]:

@@ -14,6 +14,7 @@ from pase_mtf.export.exporter import export_as
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms.program import Program, optimizer_of
+from pase_mtf.launch.arms.traced import Work
 from pase_mtf.layout.scopes import quick_scopes
 from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.mesh_spec import MeshSpec, specs_of_layers
@@ -25,10 +26,10 @@ from pase_mtf.models.presets import ModelConfig
 from pase_mtf.operations.facts import needed_for_updates
 from pase_mtf.operations.flow import all_operations
 from pase_mtf.operations.registry import rule_of
-from pase_mtf.pipeline.pipeline import Pipeline
+from pase_mtf.pipeline.pipeline import Pipeline, named
 from pase_mtf.pipeline.schedule import tasks_in_order
 
-__all__ = ["PipelinedProgram", "build_pipelined", "lower_pipeline"]
+__all__ = ["PipelinedProgram", "build_pipelined", "lower_pipeline", "works_of_pipeline"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +107,25 @@ def lower_pipeline(program: PipelinedProgram, one: PipelinedProgram, pipeline: P
     plan: Mapping[mtf.Operation, MeshSpec] = {operation: specs[layer] for operation, layer in layers.items()}
     stages = {operation: pipeline.stage_of(layer) for operation, layer in layers.items()}
     return PlanLowering(program.graph, plan, devices, step, rank=rank, turns=_turns(program, pipeline, stages))
+
+
+def works_of_pipeline(program: Program, lowering: mtf.Lowering) -> dict[str, Work]:
+    """Name scope, without its "/" -> the microbatch and the phase that the nodes in it are for; which stage, the device
+    tells.
+
+    Args:
+      program: of `build_pipelined`.
+      lowering: of `lower_pipeline`.
+    """
+    assert isinstance(program, PipelinedProgram)
+    assert isinstance(lowering, PlanLowering)
+    update = Work(named("update", 0), "update")
+    works = dict.fromkeys(program.applied, update)
+    for phase, parts, first in (("forward", program.written.forward, 0), ("backward", program.written.backward, 0),
+                                ("backward", program.written.added, 1)):
+        for number, operations in enumerate(parts, first):
+            works.update(dict.fromkeys(operations, Work(named(phase, number), phase)))
+    return {scope.rstrip("/"): works[operation] for scope, operation in lowering.scopes.items() if operation in works}
 
 
 def _layers(program: PipelinedProgram, one: PipelinedProgram, graph: ComputationGraph) -> dict[mtf.Operation, int]:

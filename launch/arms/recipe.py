@@ -16,7 +16,7 @@ from pase_mtf.export.exporter import export_as, export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.arms.chosen import Chosen
-from pase_mtf.launch.arms.pipelined import PipelinedProgram, build_pipelined, lower_pipeline
+from pase_mtf.launch.arms.pipelined import PipelinedProgram, build_pipelined, lower_pipeline, works_of_pipeline
 from pase_mtf.launch.arms.program import Program, program_of, variables_by_name
 from pase_mtf.launch.arms.traced import Work, works_of
 from pase_mtf.launch.plan import Plan
@@ -115,7 +115,7 @@ def making_of(plan: Plan, recipe: Recipe, rank: Rank | None = None, graph: Compu
 
     if recipe.pipeline is not None:
         return Making(functools.partial(_pipelined, plan, plan.options.batch, recipe.pipeline.microbatches),
-                      functools.partial(_by_pipeline, plan, recipe.pipeline, devices, rank), lambda *_: {})
+                      functools.partial(_by_pipeline, plan, recipe.pipeline, devices, rank), works_of_pipeline)
     return Making(functools.partial(program_of, plan), by_strategy if recipe.configurations else by_stock, works)
 
 

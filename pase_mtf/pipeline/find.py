@@ -362,4 +362,4 @@ def _pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microbatches: i
     return Pipeline(graph.name, graph.hash, devices, machine.name, microbatches, schedule,
                     tuple(layer.name for layer in graph.layers),
                     tuple(chosen for stage in stages for chosen in stage.configurations), tuple(made), step.seconds,
-                    {**told})
+                    {**told}, step.sent, machine.shared_cores)

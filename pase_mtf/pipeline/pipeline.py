@@ -6,22 +6,24 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tabulate import tabulate
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from pase_mtf.amounts import bytes_text, gap_text
-from pase_mtf.errors import FormatError, PaseError
+from pase_mtf.cost.signature import PHASES
+from pase_mtf.errors import FormatError, PaseError, UsageError
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.pipeline.schedule import SCHEDULES
-from pase_mtf.pipeline.simulate import Laid
+from pase_mtf.pipeline.simulate import Doing, Laid, Sending, StageSeconds, doings
+from pase_mtf.simulator.timeline import Slice, Timeline
 from pase_mtf.strategy.kernels_text import is_report, kernels_text
 from pase_mtf.strategy.search_report import KernelsReport
 
-__all__ = ["FORMAT", "VERSION", "Pipeline", "PipelineReport", "Stage", "distance_text"]
+__all__ = ["FORMAT", "VERSION", "Pipeline", "PipelineReport", "Stage", "distance_text", "named"]
 
 FORMAT = "pase_mtf.pipeline"
 VERSION = 1
@@ -68,6 +70,13 @@ class _StageFields(TypedDict):
     idle: float
     in_flight: int
     memory: dict[str, float]
+
+
+class _SendingFields(TypedDict):
+    phase: str
+    source: int
+    target: int
+    seconds: float
 
 
 class PipelineReport(TypedDict, total=False):
@@ -122,6 +131,13 @@ class _PipelineFields(TypedDict):
     stages: list[_StageFields]
     seconds: float
     search: PipelineReport
+    sent: NotRequired[list[_SendingFields]]
+    shared_cores: NotRequired[bool]
+
+
+def named(phase: str, microbatch: int) -> str:
+    """What is done, for people: of which microbatch (counted from 0), or the update."""
+    return PHASES[-1] if phase == PHASES[-1] else f"microbatch {microbatch + 1}"
 
 
 def distance_text(found: PipelineReport) -> str:
@@ -156,6 +172,8 @@ class Pipeline:
       stages: in their order.
       seconds: predicted time of a step, simulated.
       search: what was searched (`find.find_pipeline`).
+      sent: what a microbatch sends from stage to stage; None: a file of an earlier version does not say.
+      shared_cores: whether the devices of that machine do one thing after the other.
     """
 
     graph_name: str
@@ -169,6 +187,8 @@ class Pipeline:
     stages: tuple[Stage, ...]
     seconds: float
     search: PipelineReport
+    sent: tuple[Sending, ...] | None = None
+    shared_cores: bool = False
 
     @property
     def memory(self) -> dict[str, float]:
@@ -188,6 +208,30 @@ class Pipeline:
         """The stages, as they are simulated."""
         return tuple(Laid(stage.first, stage.stop, stage.offset, stage.devices,
                           self.configurations[stage.first:stage.stop]) for stage in self.stages)
+
+    def timeline(self) -> Timeline:
+        """What each device does when, in the simulated step.
+
+        Raises:
+          UsageError: it was read from a file of an earlier version, which does not hold what stages send.
+        """
+        if self.sent is None:
+            raise UsageError("a pipeline of an earlier version does not say what its stages send; evaluate it again")
+        taken = [StageSeconds(stage.forward, stage.backward, stage.update) for stage in self.stages]
+        found = doings(taken, self.sent, self.microbatches, self.schedule, shared_cores=self.shared_cores)
+        return Timeline(f"{self.graph_name} in {len(self.stages)} stages, simulated", self.devices, self.seconds,
+                        tuple(one for doing in found if doing.end > doing.begin for one in self._slices(doing)))
+
+    def _slices(self, doing: Doing) -> Iterator[Slice]:
+        """Something that the devices of a stage do, on each of them: to what it sends every device of a stage sends to
+        one of the other."""
+        stage, target = self.stages[doing.stage], self.stages[doing.target]
+        kind = "kernels" if doing.stage == doing.target else "transfer"
+        for number in range(stage.devices):
+            device = stage.offset + number
+            receiver = device if kind == "kernels" else target.offset + number % target.devices
+            yield Slice(kind, doing.phase, named(doing.phase, doing.microbatch), device, receiver, doing.begin,
+                        doing.end)
 
     def table(self) -> str:
         """The stages as a table: their layers, devices, milliseconds, idle time and memory."""
@@ -223,7 +267,9 @@ class Pipeline:
     def to_json(self) -> dict[str, object]:
         """All of it, as `json` takes it."""
         configurations = [[list(axis) for axis in configuration.axes] for configuration in self.configurations]
-        return {**dataclasses.asdict(self), "configurations": configurations}
+        sent = {} if self.sent is None else {"sent": [sending._asdict() for sending in self.sent]}
+        fields = {name: value for name, value in dataclasses.asdict(self).items() if name != "sent"}
+        return {**fields, "configurations": configurations, **sent}
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Pipeline:
@@ -234,8 +280,10 @@ class Pipeline:
         """
         configurations = tuple(Configuration(tuple(map(tuple, axes))) for axes in data["configurations"])
         stages = tuple(Stage(**stage) for stage in data["stages"])
-        return cls(**{**{field.name: data[field.name] for field in dataclasses.fields(cls)},
-                      "configurations": configurations, "layer_names": tuple(data["layer_names"]), "stages": stages})
+        sent = tuple(Sending(**sending) for sending in data["sent"]) if "sent" in data else None
+        return cls(**{**{field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data},
+                      "configurations": configurations, "layer_names": tuple(data["layer_names"]), "stages": stages,
+                      "sent": sent})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Pipeline:
@@ -270,6 +318,10 @@ class Pipeline:
                 (stage.first, stage.offset) != begin or stage.stop <= stage.first or stage.devices < 1
                 for stage, begin in zip(self.stages, begins, strict=False)):
             return "stages that leave out layers, or take devices that there are not"
+        numbers = range(len(self.stages))
+        if not all(sending.phase in PHASES[:2] and sending.source in numbers and sending.target in numbers
+                   and 0.0 <= sending.seconds < math.inf for sending in self.sent or ()):
+            return "something that is sent between stages that there are not, or never arrives"
         if any(configuration.devices > stage.devices for stage in self.stages
                for configuration in self.configurations[stage.first:stage.stop]):
             return "a layer on more devices than its stage has"

@@ -23,11 +23,12 @@ from pase_mtf.graph.partition import Partition
 from pase_mtf.pipeline.blocks import transfer
 from pase_mtf.pipeline.prices import StagePrices
 from pase_mtf.pipeline.schedule import Task, tasks_in_order
-from pase_mtf.simulator.schedule import Tasks, picoseconds, schedule
+from pase_mtf.simulator.schedule import PICOSECONDS, Schedule, Tasks, picoseconds, schedule
 from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.simulator.stages import nodes_by_phase
 
-__all__ = ["Crossing", "Laid", "StageSeconds", "Step", "crossings", "simulate_step", "stage_seconds"]
+__all__ = ["Crossing", "Doing", "Laid", "Sending", "StageSeconds", "Step", "crossings", "doings", "simulate_step",
+           "stage_seconds"]
 
 
 class Laid(NamedTuple):
@@ -54,6 +55,40 @@ class StageSeconds(NamedTuple):
     update: float
 
 
+class Sending(NamedTuple):
+    """What one microbatch sends from a stage to another.
+
+    Attributes:
+      phase: in which it does.
+      source, target: the numbers of the stages.
+      seconds: that it takes.
+    """
+
+    phase: str
+    source: int
+    target: int
+    seconds: float
+
+
+class Doing(NamedTuple):
+    """Something that happens in a step.
+
+    Attributes:
+      phase: "forward", "backward" or "update".
+      stage: whose devices do it.
+      target: the stage that something is sent to; that of `stage` where it computes.
+      microbatch: counted from 0; 0 in an update.
+      begin, end: seconds from the start of the step.
+    """
+
+    phase: str
+    stage: int
+    target: int
+    microbatch: int
+    begin: float
+    end: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Step:
     """A simulated step.
@@ -62,11 +97,13 @@ class Step:
       seconds: when all is done.
       stages: what each takes.
       idle: of every stage, the fraction of the step in which its devices compute nothing.
+      sent: what a microbatch sends from stage to stage.
     """
 
     seconds: float
     stages: tuple[StageSeconds, ...]
     idle: tuple[float, ...]
+    sent: tuple[Sending, ...]
 
 
 def stage_seconds(stage: Laid, prices: StagePrices) -> StageSeconds:
@@ -144,13 +181,13 @@ def crossings(graph: ComputationGraph, stages: Sequence[Laid]) -> Iterator[Cross
                 yield Crossing(edge, source, target, _held(graph, stages, edge.source, edge.source_dims), needed)
 
 
-def _between(graph: ComputationGraph, stages: Sequence[Laid], prices: StagePrices) -> dict[tuple[str, int, int], float]:
-    """(phase, sending stage, receiving stage) -> seconds of what one microbatch sends."""
+def _between(graph: ComputationGraph, stages: Sequence[Laid], prices: StagePrices) -> tuple[Sending, ...]:
+    """What one microbatch sends from stage to stage."""
     found: dict[tuple[str, int, int], float] = {}
     for edge, source, target, held, needed in crossings(graph, stages):
         key = edge.phase, source, target
         found[key] = found.get(key, 0.0) + prices.between(edge, held, needed)
-    return found
+    return tuple(Sending(*key, seconds) for key, seconds in found.items())
 
 
 def simulate_step(graph: ComputationGraph, stages: Sequence[Laid], microbatches: int, order: str,
@@ -165,37 +202,64 @@ def simulate_step(graph: ComputationGraph, stages: Sequence[Laid], microbatches:
       prices: of the graph.
       taken: what each stage takes, where that is known.
     """
-    machine, taken = prices.machine, taken or [stage_seconds(stage, prices) for stage in stages]
+    taken = taken or [stage_seconds(stage, prices) for stage in stages]
     between = _between(graph, stages, prices)
+    total = _scheduled(taken, between, microbatches, order, shared_cores=prices.machine.shared_cores)[1].seconds
+    busy = [microbatches * (of_stage.forward + of_stage.backward) + of_stage.update for of_stage in taken]
+    idle = tuple(max(0.0, 1.0 - time / total) if total else 0.0 for time in busy)
+    return Step(total, tuple(taken), idle, between)
+
+
+def doings(taken: Sequence[StageSeconds], sent: Sequence[Sending], microbatches: int, order: str, *,
+           shared_cores: bool) -> list[Doing]:
+    """All that happens in a step, by when it begins.
+
+    Args:
+      taken: what each stage takes.
+      sent: what a microbatch sends from stage to stage.
+      microbatches: K.
+      order: one of `schedule.SCHEDULES`.
+      shared_cores: whether the devices share cores, and one thing happens after the other.
+    """
+    what, times = _scheduled(taken, sent, microbatches, order, shared_cores=shared_cores)
+    return sorted((Doing(*one, int(begin) / PICOSECONDS, int(end) / PICOSECONDS)
+                   for one, begin, end in zip(what, times.start, times.end, strict=True)), key=lambda one: one.begin)
+
+
+def _scheduled(taken: Sequence[StageSeconds], sent: Sequence[Sending], microbatches: int, order: str, *,
+               shared_cores: bool) -> tuple[list[tuple[str, int, int, int]], Schedule]:
+    """(phase, stage, target, microbatch) of all that happens in a step, as in `Doing`, and when it does."""
+    stages = len(taken)
+    what: list[tuple[str, int, int, int]] = []
     seconds: list[float] = []
     needs: list[tuple[int, ...]] = []
     waits: list[tuple[int, int]] = []
 
-    def add(duration: float, resources: Iterable[int], before: Iterable[int]) -> int:
+    def add(doing: tuple[str, int, int, int], duration: float, resources: Iterable[int], before: Iterable[int]) -> int:
+        what.append(doing)
         seconds.append(duration)
-        needs.append((0,) if machine.shared_cores else tuple(resources))
+        needs.append((0,) if shared_cores else tuple(resources))
         waits.extend((other, len(seconds) - 1) for other in before)
         return len(seconds) - 1
 
     def ports(source: int, target: int) -> tuple[int, int]:
-        return len(stages) + source, len(stages) * 2 + target
+        return stages + source, stages * 2 + target
 
     latest: dict[int, int] = {}  # stage -> its last task
     arrives: dict[tuple[str, int, int], list[int]] = {}  # (phase, stage, microbatch) -> what sends to it
-    for task in tasks_in_order(order, len(stages), microbatches):
+    for task in tasks_in_order(order, stages, microbatches):
         before = [*arrives.get(task, ()), *([latest[task.stage]] if task.stage in latest else [])]
-        number = add(getattr(taken[task.stage], task.phase), (task.stage,), before)
-        latest[task.stage] = number
-        for (phase, source, target), duration in between.items():
-            if (phase, source) == (task.phase, task.stage):
-                sent = add(duration, ports(source, target), [number])
-                arrives.setdefault(Task(phase, target, task.microbatch), []).append(sent)
+        phase, stage, microbatch = task
+        number = add((phase, stage, stage, microbatch), getattr(taken[stage], phase), (stage,), before)
+        latest[stage] = number
+        for sending in sent:
+            if (sending.phase, sending.source) == (phase, stage):
+                arrived = add((phase, stage, sending.target, microbatch), sending.seconds,
+                              ports(stage, sending.target), [number])
+                arrives.setdefault(Task(phase, sending.target, microbatch), []).append(arrived)
     for stage, of_stage in enumerate(taken):
-        add(of_stage.update, (stage,), [latest[stage]])
-    times = schedule(_tasks(seconds, needs, waits, 3 * len(stages)))
-    total = times.seconds
-    busy = [microbatches * (of_stage.forward + of_stage.backward) + of_stage.update for of_stage in taken]
-    return Step(total, tuple(taken), tuple(max(0.0, 1.0 - time / total) if total else 0.0 for time in busy))
+        add((PHASES[-1], stage, stage, 0), of_stage.update, (stage,), [latest[stage]])
+    return what, schedule(_tasks(seconds, needs, waits, 3 * stages))
 
 
 def _tasks(seconds: Sequence[float], needs: Sequence[tuple[int, ...]], waits: Sequence[tuple[int, int]],

@@ -19,8 +19,10 @@ _NANOSECONDS = 1e9
 _ROWS = ("kernels", "communication")
 _OF_KERNELS = ("kernels", "copying")
 """What a device's kernels do."""
-_COLORS = {"kernels": "tab:blue", "all-reduce": "tab:red", "gradient all-reduce": "tab:orange",
-           "resharding": "tab:purple", "transfer": "tab:green", "copying": "tab:cyan"}
+_COLORS = {"forward kernels": "#8ec1e6", "backward kernels": "tab:blue", "update kernels": "#0b3c5d",
+           "all-reduce": "tab:red", "gradient all-reduce": "tab:orange", "resharding": "tab:purple",
+           "transfer": "tab:green", "copying": "tab:cyan"}
+"""What is drawn, and its colour."""
 
 
 class Slice(NamedTuple):
@@ -43,6 +45,11 @@ class Slice(NamedTuple):
     receiver: int
     begin: float
     end: float
+
+
+def _drawn_as(one: Slice) -> str:
+    """What a slice is in a picture: of kernels one wants to see which pass they belong to."""
+    return f"{one.phase} kernels" if one.kind == "kernels" else one.kind
 
 
 def _lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
@@ -142,12 +149,13 @@ class Timeline(NamedTuple):
         for row, (_, _, lanes) in enumerate(self._rows()):
             for number, lane in enumerate(lanes):
                 height = 0.8 / len(lanes)
-                for kind in dict.fromkeys(one.kind for one in lane):
+                for kind in dict.fromkeys(map(_drawn_as, lane)):
                     axes.broken_barh([(1e3 * one.begin, 1e3 * (one.end - one.begin)) for one in lane
-                                      if one.kind == kind], (row - 0.4 + number * height, height),
+                                      if _drawn_as(one) == kind], (row - 0.4 + number * height, height),
                                      facecolors=_COLORS[kind])
+        drawn = set(map(_drawn_as, self.slices))
         for kind, color in _COLORS.items():
-            if any(one.kind == kind for one in self.slices):
+            if kind in drawn:
                 axes.plot([], [], color=color, linewidth=6, label=kind)
         axes.set_yticks([2 * device + 0.5 for device in range(self.devices)],
                         [f"device {device}" for device in range(self.devices)])

@@ -54,6 +54,27 @@ def test_it_trains_beside_the_others(launch):
     assert pipeline.statement in (folder / "report.html").read_text()
 
 
+def test_the_report_shows_what_its_devices_do(launch):
+    """Predicted and traced: every microbatch forward and backward on the devices of either stage."""
+    code, folder, _, err = launch("--strategy=pipeline", "--compare=none", "--steps=2")
+    assert code == 0, err
+    pipeline = Pipeline.load(folder / "pipeline.json")
+    report = (folder / "report.html").read_text()
+    assert "The simulated step, device by device" in report
+    assert "The traced step, device by device" in report
+    stages = {device: number for number, stage in enumerate(pipeline.stages)
+              for device in range(stage.offset, stage.offset + stage.devices)}
+    for kind in ("predicted", "measured"):
+        events = [event for event in json.loads((folder / f"timeline-{kind}.json").read_text())["traceEvents"]
+                  if event["ph"] == "X" and event["cat"] == "kernels"]
+        done = {(stages[event["pid"]], event["name"]) for event in events}
+        for stage in range(len(pipeline.stages)):
+            assert {name for of_stage, name in done if of_stage == stage} >= {
+                *(f"microbatch {number + 1} {phase}" for number in range(pipeline.microbatches)
+                  for phase in ("forward", "backward"))}, kind
+        assert "update update" in {name for _, name in done}
+
+
 @pytest.mark.slow
 def test_it_trains_in_the_order_that_is_asked_for(launch):
     """And goes on in it, though without a pipeline there is none to search."""
@@ -285,7 +306,7 @@ def test_a_damaged_file_is_told(launch, kept, tmp_path):
     path, data = tmp_path / "mine.json", json.loads(kept.read_text())
     layers = len(data["layer_names"])
     wrong = {"stages": [{**data["stages"][0], "stop": layers, "devices": 2}],
-             "configurations": [[["nothing", 2]]] * layers}
+             "configurations": [[["nothing", 2]]] * layers, "sent": []}
     for change, message in (({"stages": []}, "not a complete pipeline"), ({"version": 99}, "upgrade pase_mtf"),
                             (wrong, "cannot be split as")):
         path.write_text(json.dumps({**data, **change}))

@@ -259,6 +259,44 @@ def test_what_is_found_uses_all_layers(graph, schedule, tmp_path):
     assert "stages" in found.table()
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_pipeline_tells_what_each_device_does_when(graph, schedule, shared, tmp_path):
+    found = find_pipeline({_COUNT: graph}, 4, dataclasses.replace(harness.MACHINE, shared_cores=shared), stages=2,
+                          schedule=schedule, blocks=6)
+    found.save(tmp_path / "pipeline.json")
+    timeline = Pipeline.load(tmp_path / "pipeline.json").timeline()
+    assert (timeline.devices, timeline.seconds) == (4, found.seconds)
+    assert max(one.end for one in timeline.slices) == pytest.approx(found.seconds)
+    for stage in found.stages:
+        for device in range(stage.offset, stage.offset + stage.devices):
+            assert timeline.busy[device] == pytest.approx(1.0 - stage.idle, rel=1e-6)
+            done = [one for one in timeline.slices if one.device == device and one.kind == "kernels"]
+            assert [(one.phase, one.layer) for one in done[:-1]] == [
+                (task.phase, f"microbatch {task.microbatch + 1}") for task in order_of_stage(
+                    schedule, found.stages.index(stage), 2, _COUNT)]
+            assert (done[-1].phase, done[-1].layer) == ("update", "update")
+    sent = [one for one in timeline.slices if one.kind == "transfer"]
+    assert {one.phase for one in sent} == {"forward", "backward"}
+    groups = [range(stage.offset, stage.offset + stage.devices) for stage in found.stages]
+    for one in sent:
+        sender, receiver = groups if one.phase == "forward" else groups[::-1]
+        assert one.device in sender
+        assert one.receiver in receiver
+    if shared:  # one thing after the other: a slice of every stage, whatever its devices
+        spans = sorted({(one.begin, one.end) for one in timeline.slices})
+        assert all(first[1] <= second[0] + 1e-12 for first, second in itertools.pairwise(spans))
+
+
+def test_a_file_of_an_earlier_version_has_no_timeline(graph, tmp_path):
+    path = tmp_path / "pipeline.json"
+    find_pipeline({_COUNT: graph}, 2, harness.MACHINE, blocks=4).save(path)
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in fields.items() if name not in ("sent", "shared_cores")}))
+    with pytest.raises(UsageError, match="does not say what its stages send; evaluate it again"):
+        Pipeline.load(path).timeline()
+
+
 def test_what_is_found_is_priced_as_one_that_is_given(graph):
     """Blocks of a stage may hand each other sums, which the search does not know."""
     found = find_pipeline({_COUNT: graph}, 8, harness.MACHINE, stages=2)
@@ -369,7 +407,10 @@ def test_what_makes_no_sense_is_refused(graph, given, message):
 
 
 @pytest.mark.parametrize(("field", "value"), [
-    ("schedule", "other"), ("stages", []), ("configurations", []), ("microbatches", 0), ("search", {})])
+    ("schedule", "other"), ("stages", []), ("configurations", []), ("microbatches", 0), ("search", {}),
+    ("sent", [{"phase": "forward", "source": 0, "target": 2, "seconds": 1.0}]),
+    ("sent", [{"phase": "update", "source": 0, "target": 1, "seconds": 1.0}]),
+    ("sent", [{"phase": "forward", "source": 0, "target": 1, "seconds": -1.0}])])
 def test_a_damaged_file_is_told(graph, field, value, tmp_path):
     path = tmp_path / "pipeline.json"
     find_pipeline({_COUNT: graph}, 2, harness.MACHINE, blocks=4).save(path)
