@@ -1,5 +1,7 @@
 """Faults of runs over processes: one is killed, stopped, or cut off the network, at start-up, in calibration, in
-training. Every run is struck twice: after the first it has to go on by itself, after the second to end."""
+training. Every run is struck twice: after the first it has to go on by itself, after the second to end. Or it is asked
+to end as a whole (SIGTERM), as schedulers do, and the same command goes on with it.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,32 @@ def cluster_faults(folder: pathlib.Path) -> Iterator[Fault]:
                              f"rank {host} (", undisturbed, over_hosts=True)
 
 
+    for count, over_hosts, stages in ((2, False, _STAGES), (3, True, _STAGES[2:])):
+        for stage in stages:
+            for clients in ("one", "ranks"):
+                yield _ended(folder, f"{'3 hosts' if over_hosts else f'local:{count}'}, --clients={clients}: SIGTERM",
+                             stage, clients, count, undisturbed, over_hosts=over_hosts)
+
+
 def _fault(folder: pathlib.Path, what: str, stage: str, clients: str, count: int, strike: _Strike, named: str,
            undisturbed: dict[int, float], *, over_hosts: bool = False) -> Fault:
+    return _tried(folder, what, stage, clients, count, lambda run: _twice(run, stage, strike, named, undisturbed),
+                  "went on with the losses that would have come; then exit code 7, one line, nothing left", undisturbed,
+                  over_hosts=over_hosts)
+
+
+def _ended(folder: pathlib.Path, what: str, stage: str, clients: str, count: int, undisturbed: dict[int, float], *,
+           over_hosts: bool) -> Fault:
+    survived = ("exit code 143, checkpoint, summary, report; the same command went on with the same losses"
+                if stage == "training" else "exit code 143, nothing left; the same command ran through")
+    return _tried(folder, what, stage, clients, count, lambda run: _asked_to_end(run, stage, undisturbed), survived,
+                  undisturbed, over_hosts=over_hosts)
+
+
+def _tried(folder: pathlib.Path, what: str, stage: str, clients: str, count: int,
+           strike: Callable[[_Run], tuple[str, list[float]]], survived: str, undisturbed: dict[int, float], *,
+           over_hosts: bool) -> Fault:
+    """A fault of one run, which is started for it. `strike` tells what was wrong ("": nothing) and the seconds."""
     def tried() -> Found:
         if over_hosts and (why := namespaces.missing()):
             return Found(0, 0, f"not tried: {why}")
@@ -68,7 +94,7 @@ def _fault(folder: pathlib.Path, what: str, stage: str, clients: str, count: int
         with namespaces.hosts(count) if over_hosts else contextlib.nullcontext() as hosts:
             run = _Run(folder, clients, count, hosts, measured=stage == "calibration")
             try:
-                problem, seconds = _twice(run, stage, strike, named, undisturbed)
+                problem, seconds = strike(run)
             except TimeoutError as error:
                 problem, seconds = str(error), []
             finally:
@@ -76,8 +102,7 @@ def _fault(folder: pathlib.Path, what: str, stage: str, clients: str, count: int
         # Those of a problem are for whoever looks into it.
         if problem:
             return Found(1, 0, f"{problem}; it said: {' '.join(run.said().split())[-600:]}", seconds)
-        return Found(1, 1, "went on with the losses that would have come; then exit code 7, one line, nothing left",
-                     seconds)
+        return Found(1, 1, survived, seconds)
     return Fault(f"{what}, in {stage}" if stage != "start-up" else f"{what} at start-up", tried)
 
 
@@ -107,20 +132,35 @@ class _Run:
             (self._place / name).mkdir(parents=True)
         cluster = (f"local:{count}" if hosts is None else
                    ",".join(f"{address}:{_PORT}" for address in hosts.addresses))
-        command = [sys.executable, "-m", "pase_mtf.launch", *Sizes(folder).flags, f"--mesh={count}",
-                   "--steps=1000000", "--warmup=1", "--strategy=data_parallel", f"--checkpoint_every={_EVERY}",
-                   "--max_restarts=1", f"--clients={clients}", f"--cluster={cluster}",
-                   f"--machine={'local' if measured else 'a100'}"]
-        self.launchers, self._said = [], []
-        for number in range(1 if hosts is None else count):
-            own = [f"--output_dir={self.output if not number else self._place / f'run-{number}'}"]
-            self._said.append(self._place / f"said-{number}")
-            started = [*command, *own] if hosts is None else hosts.on(number, [*command, *own, f"--task={number}"])
-            with open(self._said[-1], "wb") as file:
-                self.launchers.append(subprocess.Popen(
-                    started, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+        self._command = [sys.executable, "-m", "pase_mtf.launch", *Sizes(folder).flags, f"--mesh={count}", "--warmup=1",
+                         "--strategy=data_parallel", f"--checkpoint_every={_EVERY}", "--max_restarts=1",
+                         f"--clients={clients}", f"--cluster={cluster}",
+                         f"--machine={'local' if measured else 'a100'}"]
+        self._said = [self._place / f"said-{number}" for number in range(1 if hosts is None else count)]
+        self.launchers = self.start(1000000)
+
+    def start(self, steps: int) -> list[subprocess.Popen[bytes]]:
+        """Starts the run, or goes on with it: as many launchers as there are hosts."""
+        started = []
+        for number, said in enumerate(self._said):
+            command = [*self._command, f"--steps={steps}", "--resume=auto",
+                       f"--output_dir={self.output if not number else self._place / f'run-{number}'}"]
+            with open(said, "ab") as file:
+                started.append(subprocess.Popen(
+                    command if self.hosts is None else self.hosts.on(number, [*command, f"--task={number}"]),
+                    stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
                     env={**os.environ, _MARK: str(self._place), "TMPDIR": str(self._place / "tmp"),
                          "XDG_CACHE_HOME": str(self._place / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}))
+        return started
+
+    def codes(self) -> list[int] | None:
+        """The exit codes of its launchers; None: not all have ended within a minute."""
+        end = time.monotonic() + 60.0
+        while any(launcher.poll() is None for launcher in self.launchers):
+            if time.monotonic() > end:
+                return None
+            time.sleep(0.02)
+        return [launcher.returncode for launcher in self.launchers]
 
     def said(self, launcher: int = 0) -> str:
         """What a launcher and its processes have said."""
@@ -194,6 +234,37 @@ def _reach(run: _Run, stage: str, ranks: Sequence[int]) -> None:
         return
     before = max(run.step(), 0)
     run.until("training", lambda: run.step() > before + 2 * _EVERY + 1)
+
+
+def _asked_to_end(run: _Run, stage: str, undisturbed: Mapping[int, float]) -> tuple[str, list[float]]:
+    """Ends a run in the stage, and goes on with it: what is wrong ("": nothing), seconds until it had ended."""
+    _reach(run, stage, range(3 if run.hosts else 2))
+    begin = time.monotonic()
+    for launcher in run.launchers:
+        launcher.send_signal(signal.SIGTERM)
+    codes, seconds = run.codes(), [time.monotonic() - begin]
+    if codes != [128 + signal.SIGTERM] * len(run.launchers):
+        return f"exit codes {codes}", seconds
+    if left := run.left():
+        return f"left: {left}", seconds
+    kept, trained = run.output.exists(), stage == "training"
+    if kept != trained or "Traceback" in run.said():
+        return f"{'left' if kept else 'lost'} its folder, or a traceback", seconds
+    done = run.step() + 1
+    if trained and not all((run.output / name).exists() for name in (
+            "summary.json", "report.html", f"checkpoint/step-{done}/checkpoint.json")):
+        return "lacks a checkpoint of the last step, the summary or the report", seconds
+    run.launchers = run.start(done + _EVERY)
+    if codes := [code for code in run.codes() or [None] if code != 0]:
+        return f"went on to exit codes {codes}", seconds
+    found = losses(run.output)
+    if list(found) != list(range(len(found))) or len(found) < done + _EVERY:
+        return "a step is missing", seconds
+    if any(abs(found[step] - undisturbed[step]) > _CLOSE * abs(undisturbed[step])
+           for step in found.keys() & undisturbed.keys()):
+        return "other losses", seconds
+    left = run.left()
+    return (f"left: {left}" if left else ""), seconds
 
 
 def _twice(run: _Run, stage: str, strike: _Strike, named: str, undisturbed: Mapping[int, float],

@@ -22,6 +22,7 @@ from pase_mtf.machine.kernel_file import load_times
 __all__ = ["STAGES", "stage_faults"]
 
 STAGES = {
+    "the export of the program": ("pase_mtf.launch.execution", "export_with_program"),
     "calibration": ("pase_mtf.calibration.calibrate", "calibrate"),
     "the measuring of kernels": ("pase_mtf.calibration.meter", "KernelMeter.measure"),
     "trial steps": ("pase_mtf.launch.strategies.trying", "try_steps"),

@@ -258,12 +258,13 @@ def document(measured: dict[str, Any]) -> str:
             ("fault", "tries", "survived", "found after s", "what was found"),
             [(row.fault, row.tries, row.survived, ", ".join(f"{seconds:.1f}" for seconds in row.seconds), row.found)
              for row in over], left=(0, 4)) + (
-            "\n\nEvery run is struck twice: in the stage that is named, and, when it has started again by itself from "
-            "its last checkpoint (`--max_restarts=1`), in training. Found after: from the fault until all processes "
-            "were ended and it started again, and until all launchers had ended. Survived: within 15 s each, a line "
-            "that names the rank, every step once with the loss that it has in one process, exit code 7 of every "
-            "launcher, and no process, port or temporary file left. Hosts are network namespaces, whose cable is "
-            "taken out of the hub.")
+            "\n\nBut for SIGTERM, which all launchers get, a run is struck twice: in the stage that is named, and, "
+            "when it has started again by itself from its last checkpoint (`--max_restarts=1`), in training. "
+            "Found after: from the fault until all processes were ended and it started again, and until all "
+            "launchers had ended (of SIGTERM: that only). Survived: within 15 s each, a line that names the rank, "
+            "every step once with the loss that it has in one process, exit code 7 of every launcher (of SIGTERM "
+            "143, and 0 of the same command with `--resume=auto`), and no process, port or temporary file left. "
+            "Hosts are network namespaces, whose cable is taken out of the hub.")
     where: dict[str, dict[str, None]] = {}
     for row in rows:
         where.setdefault(row.where, {})[row.commit or "unknown"] = None
