@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -25,12 +27,23 @@ from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.search_report import Trial
 from pase_mtf.strategy.strategy import Strategy
 
-__all__ = ["Chosen", "choose_by_steps", "close_ones", "fastest", "try_steps"]
+__all__ = ["Chosen", "Tried", "choose_by_steps", "close_ones", "fastest", "try_steps"]
 
 _WITHIN = {"measured": 0.25, "roofline": 0.5}
 """By prices, of a step: by so much predictions of two strategies may err against each other, three times what one errs
 by in the median (docs/benchmarks/accuracy.md, docs/benchmarks/cluster.md)."""
-_TURNS = 4
+_DEVIATION = 0.5
+"""Of that, the standard deviation of the logarithm of a prediction: 1.5 times the median error, as errors lie around
+nothing like a bell."""
+_TURNS = 12
+_ENOUGH = 4
+"""Turns after which the means of two arms tell them apart, if they do."""
+_APART = 2.5
+"""Standard errors between two arms that are told apart."""
+_UNKNOWN, _LEAST = 0.1, 0.002
+"""The deviation of a turn of which nothing is known, for it was the only one; and what no turn deviates less by."""
+_WORTH = 0.01
+"""What a layout more to understand has to bring, of a step: as in the search (`strategy.find`)."""
 _SHARE = 0.2
 """Of --measure_seconds: no further turn is begun after it."""
 _CLEARLY = 1.2
@@ -54,10 +67,22 @@ class Chosen(NamedTuple):
     arms: list[Arm]
 
 
+class Tried(NamedTuple):
+    """Steps of some arms that took turns.
+
+    Attributes:
+      timings: arm -> what its steps took.
+      turns: arm -> the median of every turn that it took part in, from the first on, in seconds.
+    """
+
+    timings: dict[str, Timing]
+    turns: dict[str, list[float]]
+
+
 def choose_by_steps(plan: Plan, graph: ComputationGraph, names: Sequence[str], strategies: Mapping[str, Strategy],
                     arms: Sequence[Arm], data: Data, prices: MeasuredPrices | None) -> Chosen | None:
     """Tries the steps of the arms that are predicted to take about as long as that of the search, which then takes the
-    strategy of the fastest, or data parallelism where that is as fast as far as these steps tell.
+    strategy of the fastest, by these steps and by prediction, or data parallelism where that is as fast.
 
     Args:
       plan: of the run.
@@ -74,9 +99,9 @@ def choose_by_steps(plan: Plan, graph: ComputationGraph, names: Sequence[str], s
     searched = next((arm.name for arm in plan.options.arms if arm.method == "search"), None)
     if searched is None or searched not in strategies or not plan.options.trial or plan.elsewhere:
         return None
-    close = close_ones({arm.name: strategies[arm.name].seconds for arm in arms if arm.name in strategies},
-                       duplicates(strategies).get(searched, searched),
-                       _WITHIN["measured" if prices else "roofline"])
+    predicted = {arm.name: strategies[arm.name].seconds for arm in arms if arm.name in strategies}
+    within = _WITHIN["measured" if prices else "roofline"]
+    close = close_ones(predicted, duplicates(strategies).get(searched, searched), within)
     tried = [arm for arm in arms if arm.name in close]
     if len(tried) < 2:
         return None
@@ -86,11 +111,12 @@ def choose_by_steps(plan: Plan, graph: ComputationGraph, names: Sequence[str], s
         for arm in tried:
             arm.restart()
     simple = next((arm.name for arm in plan.options.arms if arm.method == "data_parallel"), None)
-    taken = fastest(found, duplicates(strategies).get(simple, simple) if simple else None)
+    taken = fastest(found.turns, predicted, _DEVIATION * within,
+                    duplicates(strategies).get(simple, simple) if simple else None)
     best = _instead(strategies[searched], strategies[taken], graph, prices)
     trial = Trial(milliseconds={name: [round(1e3 * seconds, 2) for seconds in (timing.median, timing.spread)]
-                                for name, timing in found.items()},
-                  steps=max(timing.steps for timing in found.values()), taken=taken)
+                                for name, timing in found.timings.items()},
+                  steps=max(timing.steps for timing in found.timings.values()), taken=taken)
     after = {**strategies, searched: dataclasses.replace(best, search={**best.search, "trial": trial})}
     return _rearranged(names, strategies, after, arms)
 
@@ -118,22 +144,49 @@ def close_ones(seconds: Mapping[str, float], searched: str, within: float) -> li
     return [searched, *others]
 
 
-def fastest(timings: Mapping[str, Timing], simple: str | None = None) -> str:
-    """The arm with the shortest median; or a simple one, where its quartiles and those of that arm overlap: a gain that
-    steps do not show is no reason for a layout more to understand.
+def fastest(turns: Mapping[str, Sequence[float]], predicted: Mapping[str, float], deviation: float,
+            simple: str | None = None) -> str:
+    """The arm whose step is expected to be the shortest, by its turns and by prediction; or a simple one, where that is
+    expected to take no more than 1 % longer.
+
+    How far an arm is behind another is the mean of what turns say and what was predicted, as logarithms, weighed by the
+    inverse of their variances: few steps on a restless machine say little against a prediction that promises much, and
+    many say more than any prediction.
 
     Args:
-      timings: arm -> what its steps took.
+      turns: as of `Tried`.
+      predicted: arm -> seconds of its step.
+      deviation: standard deviation of the logarithm of a prediction.
       simple: the arm.
     """
-    best = min(timings, key=lambda name: timings[name].median)
-    if simple is not None and simple in timings and timings[simple].lower <= timings[best].upper:
+    first, behind = _behind(turns)
+    expected = {first: 0.0}
+    for name, (mean, error) in behind.items():
+        promised = math.log(predicted[name] / predicted[first])
+        by_turns, by_prediction = error ** -2, deviation ** -2 / 2
+        expected[name] = (mean * by_turns + promised * by_prediction) / (by_turns + by_prediction)
+    best = min(expected, key=lambda name: expected[name])
+    if simple is not None and simple in expected and expected[simple] <= expected[best] + _WORTH:
         return simple
     return best
 
 
+def _behind(turns: Mapping[str, Sequence[float]]) -> tuple[str, dict[str, tuple[float, float]]]:
+    """The arm that is ahead of those with most turns, and of every other one how far it is behind, as the mean of a
+    logarithm, and the standard error of that. Compared turn by turn: what slows the machine down slows both."""
+    most = max(map(len, turns.values()))
+    first = min((name for name in turns if len(turns[name]) == most), key=lambda name: statistics.median(turns[name]))
+    apart = {name: [math.log(one / other) for one, other in zip(medians, turns[first], strict=False)]
+             for name, medians in turns.items() if name != first}
+    means = {name: statistics.fmean(ratios) for name, ratios in apart.items()}
+    squares = [(ratio - means[name]) ** 2 for name, ratios in apart.items() for ratio in ratios]
+    free = len(squares) - len(means)
+    deviation = max(_LEAST, math.sqrt(sum(squares) / free)) if free else _UNKNOWN
+    return first, {name: (means[name], deviation / math.sqrt(len(ratios))) for name, ratios in apart.items()}
+
+
 def try_steps(arms: Sequence[Trainable], batches: Sequence[Batch], seconds: float,
-              clock: Callable[[], float] = time.monotonic) -> dict[str, Timing]:
+              clock: Callable[[], float] = time.monotonic) -> Tried:
     """How long steps of some arms take: they take turns, and those that are clearly slower than another drop out.
 
     Args:
@@ -143,18 +196,18 @@ def try_steps(arms: Sequence[Trainable], batches: Sequence[Batch], seconds: floa
       clock: tells the time.
 
     Returns:
-      arm -> what its steps took, those of the first turn left out: they are slower.
+      What they took, those of the first turn left out: they are slower.
     """
     begin, left = clock(), list(arms)
     count, round_seconds = 2, 0.0  # of the first turn, whose second steps tell how long others will take
-    walls: dict[str, list[float]] = {arm.name: [] for arm in arms}
+    walls: dict[str, list[list[float]]] = {arm.name: [] for arm in arms}
     for turn in range(_TURNS + 1):
         if len(left) < 2 or (turn > 1 and clock() - begin >= seconds):
             break
         first = turn % len(left)
         for arm in (*left[first:], *left[:first]):
             taken = [arm.step(batch)[1] for batch in batches[:count]]
-            walls[arm.name] += taken if turn else []
+            walls[arm.name] += [taken] if turn else []
             round_seconds += 0.0 if turn else taken[-1]
         if not turn:
             fitting = (seconds - (clock() - begin)) / max(round_seconds, 1e-9)
@@ -163,11 +216,18 @@ def try_steps(arms: Sequence[Trainable], batches: Sequence[Batch], seconds: floa
             timings = _timings(walls)
             limit = min(timing.upper for timing in timings.values()) * (_CLEARLY if turn == 1 else 1.0)
             left = [arm for arm in left if timings[arm.name].lower <= limit]
-    return _timings(walls)
+            if turn >= _ENOUGH:
+                told = {name for name, (mean, error) in _behind(_medians(walls))[1].items() if mean > _APART * error}
+                left = [arm for arm in left if arm.name not in told]
+    return Tried(_timings(walls), _medians(walls))
 
 
-def _timings(walls: Mapping[str, Sequence[float]]) -> dict[str, Timing]:
-    return {name: timing for name, found in walls.items() if (timing := Timing.of(found))}
+def _timings(walls: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Timing]:
+    return {name: timing for name, turns in walls.items() if (timing := Timing.of([*itertools.chain(*turns)]))}
+
+
+def _medians(walls: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, list[float]]:
+    return {name: [statistics.median(turn) for turn in turns] for name, turns in walls.items()}
 
 
 def _rearranged(names: Sequence[str], before: Mapping[str, Strategy], after: dict[str, Strategy],

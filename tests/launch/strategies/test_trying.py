@@ -6,7 +6,7 @@ import pytest
 
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.strategies import trying
-from pase_mtf.launch.strategies.trying import close_ones, fastest, try_steps
+from pase_mtf.launch.strategies.trying import Tried, close_ones, fastest, try_steps
 from pase_mtf.launch.training import BLOCK, Timing
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.strategy import Strategy
@@ -25,7 +25,8 @@ class _Arm:
 
 
 @pytest.mark.parametrize(("seconds", "budget", "counted"), [
-    ((1.0, 1.01), 1e9, (20, 20)),  # nearly the same: as often as there are turns
+    ((1.0, 1.0), 1e9, (60, 60)),  # the same: as often as there are turns
+    ((1.0, 1.01), 1e9, (20, 20)),  # nearly the same, always by as much
     ((1.0, 1.5), 1e9, (BLOCK, BLOCK)),  # one turn that counts tells them apart
     ((1.0, 1.1), 1e9, (2 * BLOCK, 2 * BLOCK)),  # one turn may have been on a bad moment
     ((1.0, 1.01, 1.5), 1e9, (20, 20, BLOCK)),  # those that are left go on
@@ -34,8 +35,8 @@ def test_arms_take_turns_until_they_are_told_apart(seconds, budget, counted):
     told = []
     arms = [_Arm(str(number), value, told) for number, value in enumerate(seconds)]
     found = try_steps(arms, range(BLOCK), budget, clock=lambda: float(len(told)))
-    assert tuple(found[arm.name].steps for arm in arms) == counted
-    assert all(found[arm.name].median == pytest.approx(value, rel=0.05)
+    assert tuple(found.timings[arm.name].steps for arm in arms) == counted
+    assert all(found.timings[arm.name].median == pytest.approx(value, rel=0.05)
                for arm, value in zip(arms, seconds, strict=True))
     assert told[0] != told[2 * len(arms)]  # every turn begins with another
 
@@ -46,7 +47,8 @@ def test_a_bad_moment_does_not_decide():
     fast, slow = _Arm("fast", 1.0, told), _Arm("slow", 1.05, told)
     step = fast.step
     fast.step = lambda batch: (0.0, step(batch)[1] * (1.1 if fast.steps <= 2 + BLOCK else 1.0))
-    assert fastest(try_steps([fast, slow], range(BLOCK), 1e9, clock=lambda: float(len(told)))) == "fast"
+    found = try_steps([fast, slow], range(BLOCK), 1e9, clock=lambda: float(len(told)))
+    assert fastest(found.turns, {"fast": 1.0, "slow": 1.0}, 0.12) == "fast"
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [
@@ -57,16 +59,40 @@ def test_what_predictions_tell_apart_is_not_tried(seconds, expected):
     assert close_ones(seconds, "search", 0.25) == expected
 
 
-@pytest.mark.parametrize(("simple", "expected"), [
-    ((1.1, 0.98, 1.2), "data_parallel"),  # as fast, as far as these steps tell
-    ((1.1, 1.02, 1.2), "search"),
-    (None, "search")])
-def test_what_is_simple_is_taken_where_nothing_is_clearly_faster(simple, expected):
-    timings = {"search": Timing(0.95, 0.9, 1.0, 20), "expert": Timing(0.96, 0.95, 0.97, 20)}
-    if simple:
-        timings["data_parallel"] = Timing(*simple, 20)
-    assert fastest(timings, "data_parallel") == expected
-    assert fastest(timings) == "search"
+_QUIET, _RESTLESS = (1.0, 1.002, 0.999, 1.001), (1.0, 1.25, 0.8, 1.0)
+"""How turns deviate, beside those of an arm that always takes the same."""
+
+
+def _turns(seconds, deviations):
+    return [seconds * deviation for deviation in deviations]
+
+
+@pytest.mark.parametrize(("simple", "promised", "deviations", "expected"), [
+    (1.0, 1.0, _QUIET, "data_parallel"),  # as fast
+    (1.005, 1.2, _QUIET, "data_parallel"),  # many steps on a quiet machine say more than what is promised
+    (1.05, 1.0, _QUIET, "search"),
+    (1.0, 1.2, _RESTLESS, "search"),  # what is promised says more than a few steps on a restless one
+    (1.0, 1.0, _RESTLESS, "data_parallel"),
+    (1.4, 1.0, _RESTLESS, "search"),
+    (0.7, 1.2, _RESTLESS, "data_parallel")])
+def test_steps_and_predictions_decide_together(simple, promised, deviations, expected):
+    turns = {"search": [1.0] * 4, "data_parallel": _turns(simple, deviations)}
+    assert fastest(turns, {"search": 1.0, "data_parallel": promised}, 0.12, "data_parallel") == expected
+
+
+def test_what_slows_all_down_decides_nothing():
+    """A machine that becomes slower and slower: turn by turn the first is two hundredths ahead."""
+    slower = (1.0, 1.2, 1.5, 2.0)
+    turns = {"search": _turns(1.0, slower), "expert": _turns(1.02, slower), "data_parallel": _turns(1.03, slower)}
+    predicted = dict.fromkeys(turns, 1.0)
+    assert fastest(turns, predicted, 0.12, "data_parallel") == "search"
+    assert fastest({**turns, "expert": _turns(0.98, slower)}, predicted, 0.12) == "expert"
+
+
+def test_one_turn_decides_where_it_is_clear():
+    predicted = {"search": 1.0, "data_parallel": 1.1}
+    assert fastest({"search": [1.0], "data_parallel": [0.8]}, predicted, 0.12, "data_parallel") == "data_parallel"
+    assert fastest({"search": [1.0], "data_parallel": [0.99]}, predicted, 0.12, "data_parallel") == "search"
 
 
 def _losses(folder, arm):
@@ -91,8 +117,9 @@ def test_the_search_takes_what_is_faster(launch, cache_dir, timed_kernels, monke
 
     def expert_is_faster(arms, batches, seconds):
         assert [arm.name for arm in arms] == ["search", "expert"]
-        assert set(tried(arms, batches, 0.0)) == {"search", "expert"}
-        return {"search": Timing(2.0, 1.9, 2.1, 5), "expert": Timing(1.0, 0.9, 1.1, 5)}
+        assert set(tried(arms, batches, 0.0).timings) == {"search", "expert"}
+        return Tried({"search": Timing(2.0, 1.9, 2.1, 5), "expert": Timing(1.0, 0.9, 1.1, 5)},
+                     {"search": [2.0], "expert": [1.0]})
     close = Arm.close
     monkeypatch.setitem(trying._WITHIN, prices, 1e3)
     monkeypatch.setattr(trying, "try_steps", expert_is_faster)
