@@ -178,17 +178,17 @@ def measured(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dic
 
 
 def survey(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[str, Any]:
-    """What `benchmarks.layout_survey` says of a program; pieces that were answered before stand, unless they are asked
-    for again."""
+    """What `benchmarks.layout_survey` says of a program, of every piece with where and when it was answered; pieces
+    that were answered before stand, unless they are asked for again."""
     before = dict(known.get("survey", {}))
     open_pieces = [piece for piece in flags.pieces.split(",") if flags.again or piece not in before]
     if "auto_16" in open_pieces and before.get("auto_8", {}).get("problem", "").startswith(auto_mtf.NO_ANSWER):
         open_pieces.remove("auto_16")  # its problem is no smaller there
-        before["auto_16"] = {"problem": "not asked: no answer at p = 8", "commit": commit()}
+        before["auto_16"] = {**before["auto_8"], "problem": "not asked: no answer at p = 8"}
     if open_pieces:
-        made = {"commit": commit()}
-        before |= {piece: found | made for piece, found in layout_survey.run(
-            name, open_pieces, flags.machine, flags.process_limit, flags.limit).items()}
+        answers = layout_survey.run(name, open_pieces, flags.machine, flags.process_limit, flags.limit)
+        made = {"commit": commit(), "where": _here(), "machine": flags.machine, "load": os.getloadavg()[1]}
+        before |= {piece: found | made for piece, found in answers.items()}
     return before
 
 
@@ -196,7 +196,8 @@ SECTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "survey": survey, "search": search, "predicted": predicted, "legal": legal, "measured": measured}
 
 
-def _versions() -> str:
+def _here() -> str:
+    """This computer, and the versions of what runs on it."""
     names = [("pase_mtf", "pase_mtf"), ("TensorFlow", "tensorflow-cpu"), ("Mesh-TensorFlow", "mesh-tensorflow"),
              ("ortools", "ortools")]
     found = []
@@ -205,7 +206,7 @@ def _versions() -> str:
             found.append(f"{label} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             continue
-    return ", ".join([*found, f"Python {platform.python_version()}"])
+    return f"{describe_host()}; {', '.join([*found, f'Python {platform.python_version()}'])}"
 
 
 def _known(section: str) -> list[str]:
@@ -252,11 +253,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"error: {name}, {section}: {error}", file=sys.stderr)
             failed = True
             continue
-        known.setdefault("where", {})[section] = f"{describe_host()}; {_versions()}"
-        if section == "survey":
-            before = data.get("survey", {})
-            data["survey"] = {**before, "machine": flags.machine, "known": len(_known(section)),
-                              "load": max(before.get("load", 0.0), os.getloadavg()[1])}
+        if section == "survey":  # its pieces say where they were answered
+            data["survey"] = {**data.get("survey", {}), "known": len(_known(section))}
+        else:
+            known.setdefault("where", {})[section] = _here()
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(data, indent=1) + "\n")
     if data["programs"]:

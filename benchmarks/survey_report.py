@@ -151,13 +151,15 @@ def where(programs: Mapping[str, Mapping[str, Any]], sections: Collection[str], 
     """The machines and versions that sections were measured on.
 
     Args:
-      programs: what is known of every one; `where` by section, in those that say it.
+      programs: what is known of every one; `where` by section, in those that say it, and in every piece of a survey.
       sections: whose.
       earlier: host and versions of those that do not, which were kept for all.
     """
     told = f"{earlier.get('host', '')}; {earlier.get('versions', '')}"
-    return " / ".join(dict.fromkeys(entry.get("where", {}).get(section, told) for entry in programs.values()
-                                    for section in sections if section in entry)) or told
+    found = [(piece, entry.get("where", {}).get(section, told)) for entry in programs.values()
+             for section in sections if section in entry
+             for piece in (entry[section].values() if section == "survey" else (entry[section],))]
+    return " / ".join(dict.fromkeys(piece.get("where", otherwise) for piece, otherwise in found)) or told
 
 
 def document(data: Mapping[str, Any]) -> str:
@@ -167,18 +169,21 @@ def document(data: Mapping[str, Any]) -> str:
         return ""
     entries = sorted(found, key=lambda item: -_operations(item[1]))
     about = data["survey"]
+    pieces = [piece for _, entry in found for piece in entry.values()]  # those of earlier versions say less
+    load = max(piece.get("load", about.get("load", 0.0)) for piece in pieces)
+    machines = sorted({piece.get("machine", about.get("machine", "")) for piece in pieces})
     return (
         "## Every program\n\nPrograms of `benchmarks/programs`: the package's examples, the models of its transformer "
         "library through its gin files, and small ones of our own; largest first. `python -m benchmarks.layout "
         f"--sections=survey`; {where(data['programs'], ('survey',), about)}.\n\n" + _verdicts(entries, about["known"])
         + "\n\n### Seconds\n\nProcessor seconds of `find_layout`, full size, from a function that builds the program, "
         "without the import of TensorFlow. “Building” is the program's own code. The machine had up to "
-        f"{about['load']:.0f} processes that wanted to run: an idle one takes fewer seconds. A row was measured at the "
+        f"{load:.0f} processes that wanted to run: an idle one takes fewer seconds. A row was measured at the "
         "commit that stands there (“+”: with changes that came later).\n\n"
         + _times(entries)
-        + f"\n\n### Predicted\n\nFull size, machine {about['machine']}: a step and the memory of the fullest device. "
-        "auto_mtf is given the meshes `a:2;b:4` and `a:4;b:4`. Our layouts and own ones have been lowered by every "
-        "operation's own `lower`, for shapes.\n\n" + _predictions(entries)
+        + f"\n\n### Predicted\n\nFull size, machine {' / '.join(machines)}: a step and the memory of the fullest "
+        "device. auto_mtf is given the meshes `a:2;b:4` and `a:4;b:4`. Our layouts and own ones have been lowered by "
+        "every operation's own `lower`, for shapes.\n\n" + _predictions(entries)
         + "\n\n### Losses\n\nThe reduced program on virtual devices, with the layout and the strategy that are found "
         "for a machine so slow that everything is worth splitting: `mtf.Lowering` itself under the layout, "
         "`pase_mtf.lower` under the strategy per layer. Largest relative difference of the losses of two steps from "

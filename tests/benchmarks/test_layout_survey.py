@@ -48,6 +48,46 @@ def test_what_is_surveyed_again_takes_nothing_else_away(monkeypatch, again, made
         "tiny": "old", "full_8": "new" if again else "old", "auto_8": "new"}
 
 
+def test_pieces_say_where_they_were_answered(monkeypatch, tmp_path):
+    """A run that finds all of them answered says nothing of its machine; one that makes some says it of these alone."""
+    def answered(name, pieces, machine, *limits):
+        return {piece: _full(_cost(0.01)) if piece.startswith("full") else _cost(0.02) for piece in pieces}
+
+    monkeypatch.setattr(layout_survey, "run", answered)
+    monkeypatch.setattr(layout, "_known", lambda section: ["one_name"])
+    flags = ["--sections=survey", f"--output={tmp_path}"]
+
+    def run(host, load, *more):
+        monkeypatch.setattr(layout, "describe_host", lambda: host)
+        monkeypatch.setattr(layout.os, "getloadavg", lambda: (load,) * 3)
+        assert layout.main([*flags, *more]) == 0
+        return (tmp_path / "layout.json").read_text(encoding="utf-8"), (tmp_path / "layout.md").read_text(
+            encoding="utf-8")
+
+    first, page = run("Chip", 2.0, "--pieces=full_8")
+    assert "--sections=survey`; Chip; " in page
+    assert run("Other", 9.0, "--pieces=full_8", "--machine=a100")[0] == first
+    _, page = run("Third", 4.0, "--pieces=full_8,auto_8", "--machine=a100")
+    for words in ("Chip; ", " / Third; ", "up to 4 processes", "machine a100 / h100"):
+        assert words in page
+    assert "Other" not in page
+
+
+def test_pieces_of_earlier_versions_were_answered_where_the_survey_says():
+    page = _page(old={"full_8": _full(_cost(0.01))}, new={"full_8": _full(
+        _cost(0.01), where="New; Python 10", load=1.0, machine="a100")})
+    for words in ("Chip (2 cores); TensorFlow 9 / New; Python 10", "up to 3 processes", "machine a100 / h100"):
+        assert words in page
+
+
+def test_what_is_not_asked_at_sixteen_devices_was_found_at_eight(monkeypatch):
+    monkeypatch.setattr(layout_survey, "run", None)
+    flags = argparse.Namespace(again=False, pieces="auto_8,auto_16", machine="h100", process_limit=1.0, limit=1.0)
+    silent = {"problem": "no answer after 60 s of processor time", "commit": "abc1234", "where": "Chip; Python 9"}
+    found = layout.survey("toy", {"survey": {"auto_8": silent}}, flags)
+    assert found["auto_16"] == {**silent, "problem": "not asked: no answer at p = 8"}
+
+
 @pytest.mark.slow
 def test_an_unknown_program_is_told():
     found = layout_survey.run("no_such_program", ["tiny"], "h100", 300)
