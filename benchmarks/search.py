@@ -35,6 +35,8 @@ __all__ = ["load", "main", "save"]
 FOLDER = ROOT / "docs" / "benchmarks"
 FORMAT = "pase_mtf.search_benchmark"
 VERSION = 1
+_AGAIN = "again"
+"""Stands in a row that is to be measured again, and was not yet: `--resume` goes on there."""
 
 Results = dict[str, dict[str, dict[str, Any]]]
 
@@ -48,9 +50,14 @@ def load(path: pathlib.Path) -> Results:
     if not path.exists():
         return {}
     data = read_json(path, FORMAT, VERSION)
-    if not isinstance(data.get("sections"), dict):
+    sections = data.get("sections")
+    if not isinstance(sections, dict):
         raise FormatError(f"{path}: holds no sections; delete it and measure again")
-    return data["sections"]
+    # Of earlier versions, which had one start for all rows, wherever they were measured.
+    if start := sections.get("instances", {}).pop("start", None):
+        for row in sections["instances"].values():
+            row.setdefault("start_seconds", start["process_seconds"])
+    return sections
 
 
 def save(results: Results, path: pathlib.Path) -> None:
@@ -65,27 +72,31 @@ def save(results: Results, path: pathlib.Path) -> None:
 
 def _measure(names: Sequence[str], options: Options, results: Results, path: pathlib.Path, *, resume: bool,
              budget: float) -> bool:
-    """Measures sections row by row and keeps every row at once. Returns whether all of it was measured."""
+    """Measures sections row by row and keeps every row at once, in the place of the one that was measured before, which
+    stands until then. Returns whether all of it was measured."""
+    if not names:
+        return True
     here, end = facts(), time.monotonic() + budget
-    if names:
-        warm_up()
-    for name in names:
-        rows = SECTIONS[name](options)
+    wanted = {name: SECTIONS[name](options) for name in names}
+    for name, rows in wanted.items():
+        for key, _ in rows if not resume else ():
+            if key in results.get(name, {}):
+                results[name][key][_AGAIN] = True
+    save(results, path)
+    warm_up()
+    for name, rows in wanted.items():
         kept = results.setdefault(name, {})
-        if not resume:
-            for key, _ in rows:
-                kept.pop(key, None)
-        todo = [row for row in rows if row[0] not in kept]
+        todo = [row for row in rows if row[0] not in kept or _AGAIN in kept[row[0]]]
         with tqdm(todo, desc=name, unit="row", file=sys.stderr) as bar:
-            for key, run in bar:
+            for done, (key, run) in enumerate(bar, 1):
                 if time.monotonic() > end:
                     return False
                 bar.set_postfix_str(key)
                 kept[key] = {**run(), "facts": here}
-                if name != "variations" or len(kept) % 20 == 0:
+                if name != "variations" or done % 20 == 0:
                     save(results, path)
         # In the order of the section, whatever order they were measured in.
-        order = {key: place for place, (key, _) in enumerate(SECTIONS[name](options))}
+        order = {key: place for place, (key, _) in enumerate(rows)}
         results[name] = dict(sorted(kept.items(), key=lambda row: order.get(row[0], len(order))))
         save(results, path)
     return True
@@ -105,7 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=5, help="of what is timed whole (default: %(default)s)")
     parser.add_argument("--variations", type=int, default=500, help="how many (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=float("inf"), help="begin nothing after so many seconds")
-    parser.add_argument("--resume", action="store_true", help="leave rows as they are that have been measured")
+    parser.add_argument("--resume", action="store_true", help="leave rows as they are that have been measured, but for "
+                        "those that a run without it was to measure again, and did not come to")
     parser.add_argument("--output", default=str(FOLDER), help="folder of the results")
     parser.add_argument("--work", default=str(ROOT / "build" / "search"), help="folder of the graphs and networks")
     parser.add_argument("--note", default="", help="to be said on the page, such as what else ran on the machine")

@@ -41,9 +41,8 @@ def _search_seconds(row: dict[str, Any]) -> float:
 
 def _whole(rows: Rows) -> tuple[Rows, Rows]:
     """Whole processes without their start-up: from a network, and from an exported graph."""
-    start = rows.get("start", {}).get("process_seconds", 0.0)
-    above = {name: {**row, "above": row["process_seconds"] - start} for name, row in rows.items()
-             if name != "start" and "error" not in row}
+    above = {name: {**row, "above": row["process_seconds"] - row["start_seconds"]} for name, row in rows.items()
+             if "error" not in row}
     suffix = ", from its graph"
     return ({name: row for name, row in above.items() if not name.endswith(suffix)},
             {name.removesuffix(suffix): row for name, row in above.items() if name.endswith(suffix)})
@@ -193,7 +192,8 @@ def _section_whole(results: dict[str, Rows]) -> str:
     from_network, from_graph = _whole(rows)
     if not from_network:
         return ""
-    start = rows.get("start", {}).get("process_seconds", 0.0)
+    starts = sorted(row["start_seconds"] for row in (*from_network.values(), *from_graph.values()))
+    start = " to ".join(dict.fromkeys(map(seconds_text, (starts[0], starts[-1]))))
     lines = []
     for name, row in from_network.items():
         graph = from_graph.get(name)
@@ -204,7 +204,7 @@ def _section_whole(results: dict[str, Rows]) -> str:
                         if graph else [""] * 4)])
     return f"""## Whole processes
 
-Starting Python, numpy and numba, up to the first call of a compiled function, takes {seconds_text(start)}, which is
+Starting Python, numpy and numba, up to the first call of a compiled function, takes {start}, which is
 subtracted from whole processes. "From the network" is `python -m pase_mtf.search FILE.npz`, certificate included; "from
 the graph" reads an exported graph, builds its network (machine {MACHINE}) and searches it. Compiled code is loaded from
 its cache, in the process. Medians. Steps of a process are as its own clock shows them, with nothing subtracted: the
