@@ -1,19 +1,20 @@
 """What the searches are measured on: graphs, the networks made from them, and random variations of both.
 
-Graphs are exported once, each by a process of its own (it needs TensorFlow), and kept in a folder.
+Graphs are exported once by the same sources, each by a process of its own (it needs TensorFlow), and kept in a folder.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -40,6 +41,9 @@ MACHINE = "1080ti"
 DEEP = 96
 """Layers of the deep transformer's encoder, and of its decoder."""
 
+_SOURCES = ("benchmarks/search_densenet.py", "benchmarks/search_export.py", "benchmarks/search_networks.py", "configs",
+            "launch/arms", "models", "pase_mtf")
+"""Files and folders that decide what graphs and networks are."""
 _BATCHES = (16, 32, 48, 64, 96, 128, 192, 256, 512)
 _DEVICES = (2, 4, 6, 8, 12, 16, 24, 32, 64)
 _MACHINES = ("1080ti", "2080ti", "a100", "h100")
@@ -72,12 +76,17 @@ def scaled(network: CostNetwork, bandwidth: float, batch: float, rng: np.random.
 
 
 class Workshop:
-    """Makes graphs and networks as files in a folder, and finds them there the next time."""
+    """Makes graphs and networks as files in a folder, and finds them there the next time.
+
+    Attributes:
+      folder: the folder; in it is one for every version of the sources.
+    """
 
     def __init__(self, folder: str | os.PathLike) -> None:
-        """Makes the folder if there is none."""
+        """Makes the folders that there are not."""
         self.folder = pathlib.Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._made = self.folder / _digest([ROOT / name for name in _SOURCES])
+        self._made.mkdir(parents=True, exist_ok=True)
 
     def graph(self, model: str, preset: str, batch: int, layers: int | None = None) -> str:
         """The file of a graph of the launcher.
@@ -86,7 +95,7 @@ class Workshop:
           RuntimeError: it could not be exported; holds what was said.
         """
         depth = "" if layers is None else f"-{layers}"
-        path = self.folder / f"{model}-{preset}-{batch}{depth}.json"
+        path = self._made / f"{model}-{preset}-{batch}{depth}.json"
         if not path.exists():
             command = [sys.executable, "-m", "benchmarks.search_export", model, preset, str(batch), str(path)]
             run = subprocess.run([*command, *([] if layers is None else [f"--layers={layers}"])], capture_output=True,
@@ -117,14 +126,14 @@ class Workshop:
 
     def shuffled_network(self, name: str) -> str:
         """The file of an instance with its costs shuffled."""
-        path = self.folder / f"{name}-shuffled.npz"
+        path = self._made / f"{name}-shuffled.npz"
         if not path.exists():
             shuffled(CostNetwork.load(INSTANCES / f"{name}.npz")).save(path)
         return str(path)
 
     def _network(self, name: str, make: Callable[[], PricedNetwork]) -> str:
         """Saves the network, and beside it the strategies that people write by hand, from which mcmc starts."""
-        path = self.folder / f"{name}.npz"
+        path = self._made / f"{name}.npz"
         starts = starts_file(path)
         if not path.exists() or not starts.exists():
             priced = make()
@@ -138,6 +147,17 @@ class Workshop:
             priced.network.save(path)
             write_atomically(starts, json.dumps(found))
         return str(path)
+
+
+def _digest(sources: Iterable[pathlib.Path]) -> str:
+    """Tells sources from any others: programs and sizes, by their names and contents."""
+    digest = hashlib.sha256()
+    for source in sources:
+        for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
+            if path.suffix in (".py", ".json"):
+                content = path.read_bytes()
+                digest.update(f"{path.relative_to(source.parent)} {len(content)} ".encode() + content)
+    return digest.hexdigest()[:12]
 
 
 def starts_file(path: str | os.PathLike) -> pathlib.Path:

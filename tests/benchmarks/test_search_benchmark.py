@@ -189,6 +189,19 @@ def test_mcmc_starts_where_people_would(tmp_path):
     assert names == ["each layer's cheapest", "random"]
 
 
+def test_networks_of_other_sources_are_made_anew(tmp_path, monkeypatch):
+    """They were found by their names, whatever prices they had been made with."""
+    source = tmp_path / "prices" / "cost.py"
+    source.parent.mkdir()
+    monkeypatch.setattr(search_networks, "_SOURCES", [str(source.parent)])
+    paths = []
+    for text in ("a = 1", "a = 2", "a = 1"):
+        source.write_text(text)
+        paths.append(Workshop(tmp_path / "work").shuffled_network("alexnet_8"))
+    assert paths[0] == paths[2] != paths[1]
+    assert [pathlib.Path(path).is_file() for path in paths] == [True] * 3
+
+
 # -- networks ----------------------------------------------------------------------------------------------------------
 def test_scaled_networks_differ_and_share():
     network = CostNetwork.load(INSTANCES / "transformer_4.npz")
