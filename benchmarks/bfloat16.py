@@ -89,7 +89,7 @@ def document(results: Mapping[str, Any]) -> str:
             row["model"], row["measured"]["data"], *(f"{value:.3f}" for dtype in DTYPES for value in losses[dtype]),
             f"{100 * row['measured']['apart']:.1f} %", *(f"{size / 1e9:.2f} GB" for size in sizes),
             *(f"{1e3 * value:.2f} ms" for value in seconds), f"{seconds[0] / seconds[1]:.2f}×"])
-    devices = results["rows"][0]["devices"]
+    devices = " or ".join(map(str, sorted({row["devices"] for row in results["rows"]})))
     head = ["model", "data", f"float32: steps 1 to {_LAST}", f"the last {_LAST}", f"bfloat16: steps 1 to {_LAST}",
             f"the last {_LAST}", "most apart", "memory, float32", "bfloat16", "step, float32", "bfloat16", "faster"]
     return "\n".join([

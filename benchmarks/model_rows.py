@@ -13,6 +13,7 @@ from benchmarks.facts import facts
 from benchmarks.search import FOLDER
 from benchmarks.search_networks import ROOT
 from pase_mtf import models
+from pase_mtf.errors import UsageError
 from pase_mtf.files import write_atomically
 
 __all__ = ["ModelRows", "flag_parser"]
@@ -39,8 +40,8 @@ class ModelRows:
     """The rows of a benchmark, in a file of JSON and on a page.
 
     Attributes:
-      rows: by model and number of devices: those that were measured before for the same machine, until they are
-        replaced. Every row knows where it was measured (`facts`).
+      rows: by model and number of devices: those that were measured before, until they are replaced. Every row knows
+        where it was measured (`facts`).
     """
 
     def __init__(self, stem: pathlib.Path, machine: str, document: Callable[[Mapping[str, Any]], str]) -> None:
@@ -50,14 +51,19 @@ class ModelRows:
           stem: path of the files, without ".json" and ".md".
           machine: whose numbers count.
           document: makes the page of the results (`machine`, and `rows` in order).
+
+        Raises:
+          UsageError: the page is of another machine.
         """
         self._stem, self._machine, self._document, self._here = stem, machine, document, facts()
         self.rows: dict[tuple[str, int], dict[str, Any]] = {}
         if stem.with_suffix(".json").exists():
             results = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
-            if results["machine"] == machine:
-                self.rows = {(row["model"], row["devices"]): {"facts": results.get("facts"), **row}
-                             for row in results["rows"]}
+            if results["machine"] != machine:
+                raise UsageError(f"--machine={machine}: the rows of {stem.with_suffix('.json')} are for "
+                                 f"{results['machine']}; choose another --output")
+            self.rows = {(row["model"], row["devices"]): {"facts": results.get("facts"), **row}
+                         for row in results["rows"]}
 
     def write(self) -> None:
         """Writes both files; rows without `facts` are new."""
@@ -65,6 +71,7 @@ class ModelRows:
             if row.get("facts") is None:
                 row["facts"] = self._here
         results = {"machine": self._machine, "rows": [self.rows[key] for key in sorted(self.rows)]}
+        page = self._document(results)
         self._stem.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._stem.with_suffix(".json"), json.dumps(results, indent=1) + "\n")
-        write_atomically(self._stem.with_suffix(".md"), self._document(results))
+        write_atomically(self._stem.with_suffix(".md"), page)

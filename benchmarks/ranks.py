@@ -81,19 +81,19 @@ def _lower(model: str, arm: str, devices: Sequence[str], machine: Machine, rank:
 
 
 def document(results: Mapping[str, Any]) -> str:
-    """The page of the results."""
+    """The page of the results; a number of devices that a model was not lowered for has empty cells."""
     rows = results["rows"]
     devices = sorted({row["devices"] for row in rows})
     head = ["model", "strategy", *(f"one graph, p = {p}" for p in devices), *(f"a rank, p = {p}" for p in devices),
             f"transfers, p = {devices[-1]}", "lowering, one graph", "a rank"]
     by_key = {(row["model"], row["devices"]): row for row in rows}
-    table = []
-    for model, arm in itertools.product(sorted({row["model"] for row in rows}), ARMS):
-        of_model = [by_key[model, p][arm] for p in devices]
-        last = of_model[-1]
-        table.append([model, arm, *(f"{cell['one']:,}" for cell in of_model),
-                      *(f"{cell['rank']:,}" for cell in of_model), f"{last['transfers']:,}",
-                      f"{last['one_seconds']:.1f} s", f"{last['rank_seconds']:.1f} s"])
+
+    def cell(model: str, arm: str, number: int, what: str, form: str = "{:,}") -> str:
+        return form.format(by_key[model, number][arm][what]) if (model, number) in by_key else ""
+    table = [[model, arm, *(cell(model, arm, p, what) for what in ("one", "rank") for p in devices),
+              cell(model, arm, devices[-1], "transfers"),
+              *(cell(model, arm, devices[-1], what, "{:.1f} s") for what in ("one_seconds", "rank_seconds"))]
+             for model, arm in itertools.product(sorted({row["model"] for row in rows}), ARMS)]
     return "\n".join([
         "# Nodes of a graph per rank", "", markdown.table(head, table, left=(0, 1)), "",
         f"TensorFlow nodes that a lowering makes (preset {_PRESET}, forward, backward and update): of one graph for p "

@@ -69,18 +69,21 @@ def measure(path: str, machine: Machine, devices: int, rounds: int) -> dict[str,
 
 
 def _ratios(rows: Sequence[dict[str, Any]], what: str) -> dict[tuple[str, int], float]:
-    """(model, devices) -> how many times as long as for the next power of two."""
+    """(model, devices) -> how many times as long as for the next power of two, where that was measured, too."""
     known = {(row["model"], row["devices"]): row[what] for row in rows}
-    return {(model, devices): seconds / known[model, next_power(devices)]
-            for (model, devices), seconds in known.items() if devices != next_power(devices)}
+    return {(model, devices): seconds / known[model, next_power(devices)] for (model, devices), seconds in known.items()
+            if devices != next_power(devices) and (model, next_power(devices)) in known}
 
 
 def _table(rows: Sequence[dict[str, Any]], what: str) -> str:
-    """Seconds per model and number of devices; beside them how many times those of the next power of two they are."""
+    """Seconds per model and number of devices; beside them how many times those of the next power of two they are.
+    Empty where a model was not measured on so many."""
     known = {(row["model"], row["devices"]): row for row in rows}
     numbers, ratios = sorted({devices for _, devices in known}), _ratios(rows, what)
 
     def cell(name: str, number: int) -> str:
+        if (name, number) not in known:
+            return ""
         beside = f" ({ratios[name, number]:.2f})" if (name, number) in ratios else ""
         missed = ", not proven" if what == "search_seconds" and not known[name, number]["optimal"] else ""
         return seconds_text(known[name, number][what]) + beside + missed
@@ -117,10 +120,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine, workshop = Machine.load(flags.machine), Workshop(flags.work)
     wanted = {int(word) for word in flags.devices.split(",")}
     numbers = sorted(wanted | {next_power(number) for number in wanted})
+    results = ModelRows(output / "search_devices", machine.name, document)
     paths = {name: workshop.graph(name, _PRESET, models.load_config(name, _PRESET).batch)
              for name in flags.models.split(",")}
     measure(next(iter(paths.values())), machine, numbers[0], 1)  # loads, or makes, the compiled code
-    results = ModelRows(output / "search_devices", machine.name, document)
     for name, number in tqdm([(name, number) for name in paths for number in numbers], file=sys.stderr):
         results.rows[name, number] = {"model": name, "rounds": max(1, flags.rounds),
                                       **measure(paths[name], machine, number, max(1, flags.rounds))}

@@ -100,18 +100,21 @@ def document(results: dict[str, Any]) -> str:
     rows = results["rows"]
     faster = [row["whole_seconds"] / row["change_seconds"] for row in rows]
     ahead = [(row, row["chain"] / found) for row in rows if row["chain"] < (found := _found(row)[0]) * (1 - 1e-9)]
-    limit, earlier = rows[0]["chain_limit"], sum("found" not in row for row in rows)
+    limits, earlier = sorted({row["chain_limit"] for row in rows}), sum("found" not in row for row in rows)
+    commands = (f"python -m benchmarks.simulator{'' if limit == _CHAIN_SECONDS else f' --seconds={limit:g}'}"
+                for limit in limits)
     return "\n\n".join([
         "# The simulator",
         f"{facts_text(of_rows(results['rows'], results.get('facts')))}; priced for {results['machine']}. Reproduce "
-        f"with `python -m benchmarks.simulator{'' if limit == _CHAIN_SECONDS else f' --seconds={limit:g}'}`.",
+        f"with `{'` or `'.join(commands)}`.",
         f"Preset {_PRESET} of every model, with its own batch. Milliseconds of a step. *sum*: what the exact search "
         "minimises. *found*: of the cheapest by that sum (ten, or fewer of a large network), data parallelism, and "
         "what is cheapest where a part of the gradients' all-reduces is hidden, the shortest simulated step, which "
         "`find_strategy` returns, and its place among these by the sum"
         + (f" (of {earlier} rows, of an earlier version, the shortest of the ten cheapest and data parallelism alone)"
            if earlier else "")
-        + f". *chain*: FlexFlow's search on simulated time from data parallelism on, {limit:g} s each.",
+        + ". *chain*: FlexFlow's search on simulated time from data parallelism on, "
+        f"{' or '.join(f'{limit:g}' for limit in limits)} s each.",
         f"The chain found a shorter step in {len(ahead)} of {len(rows)} rows"
         + (": " + ", ".join(f"{row['model']} on {row['devices']} ({ratio:.3f})" for row, ratio in ahead)
            if ahead else "") + ".",
