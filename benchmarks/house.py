@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks import markdown
 from benchmarks.commands import told_in_one_line
-from benchmarks.facts import facts
+from benchmarks.facts import facts, facts_text
 from benchmarks.search import FOLDER
 from benchmarks.search_networks import ROOT
 from pase_mtf.errors import UsageError
@@ -290,9 +290,8 @@ def document(results: Mapping[str, Any]) -> str:
         "Before it was put into packages that follow the data, and now.", "",
         markdown.table(["", results["names"][0], results["names"][1]], rows, left=(0,)), "",
         "Lengths are lines, with comments. A circle is a largest set of modules each of which imports all others, "
-        "directly or not; imports for types alone do not count, imports within functions do. The gate is "
-        + (f"`make test` in a new clone whose environment is there ({gate['said'].strip('= ')})." if gate else
-           "`make test` in a new clone whose environment is there."), "",
+        "directly or not; imports for types alone do not count, imports within functions do. The gate is `make test` "
+        "in a new clone whose environment is there" + (f" ({_told_of(gate)})" if gate else "") + ".", "",
         "## Prices", "",
         f"Lines of {', '.join(_PRICED)}, and of their tests: with a roofline that ten corrections of one processor's "
         "kernels were fitted to, without them once kernels are measured, and now.", "",
@@ -314,6 +313,12 @@ def document(results: Mapping[str, Any]) -> str:
                                                                             for each in defects))]), "",
         f"{here['machine']}; {here['versions']}. Reproduce with `python -m benchmarks.house`, the gate's minutes with "
         "`--gate`.", ""])
+
+
+def _told_of(gate: Mapping[str, Any]) -> str:
+    """What pytest said, and where, as far as that was kept."""
+    where = facts_text([gate["facts"]]) if "facts" in gate else ""
+    return "; ".join(filter(None, (gate["said"].strip("= "), where)))
 
 
 def _longest(found: Sequence[Any]) -> str:
@@ -343,7 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                    for commit in (*_PRICES, "HEAD")},
         "defects": [computed(commit, _DEFECTS) for commit in (flags.before, "HEAD")]}
     if flags.gate:
-        results["gate"] = {"commit": results["names"][1], **_gate()}
+        results["gate"] = {"commit": results["names"][1], "facts": results["facts"], **_gate()}
     elif stem.with_suffix(".json").exists():
         kept = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
         results["gate"] = kept.get("gate") and {"commit": kept["names"][1], **kept["gate"]}

@@ -70,6 +70,24 @@ def test_table_of_the_readme_is_that_of_eight_devices(repository):
     assert rows(table) == rows(compact_table(shown))
 
 
+def test_the_gate_that_is_kept_says_where_it_was_timed(repository, tmp_path, monkeypatch):
+    """Its minutes stood beside the machine of the run that kept them."""
+    known = _read(repository / "docs" / "benchmarks" / "house.json")
+    for name, found in (("shape", known["after"]), ("moved", known["moved"]), ("same_numbers", known["same"]),
+                        ("prices", [[1, 2]] * 3), ("computed", known["defects"][0]), ("_git", b"abc1234"),
+                        ("_gate", {"minutes": 4.5, "said": "= 9 passed =", "load": 1.0})):
+        monkeypatch.setattr(house, name, lambda *given, found=found: found)
+    for machine, flags in (("Chip", ["--gate"]), ("Other", [])):
+        monkeypatch.setattr(house, "facts", lambda machine=machine: {"machine": machine, "versions": "Python 9",
+                                                                     "commit": "abc"})
+        assert house.main([*flags, "--before=HEAD", f"--output={tmp_path}"]) == 0
+    page = (tmp_path / "house.md").read_text(encoding="utf-8")
+    assert "whose environment is there (9 passed; Chip; Python 9; commit abc)." in page
+    assert "Other; Python 9. Reproduce" in page
+    earlier = {**known, "gate": {"commit": "abc1234", "minutes": 4.5, "said": "= 8 passed =", "load": 1.0}}
+    assert "whose environment is there (8 passed)." in house.document(earlier)
+
+
 def test_the_memory_page_tells_of_all_that_holds_more_than_predicted(repository):
     results = _read(repository / "docs" / "benchmarks" / "memory.json")
     for row in results["rows"]:
