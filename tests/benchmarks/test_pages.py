@@ -14,6 +14,7 @@ from benchmarks import (
     epochs_document,
     faults,
     fuzz,
+    gpu,
     house,
     layout_report,
     memory,
@@ -34,7 +35,7 @@ def _read(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("page", "measured", "document"), [
+_PAGES = [
     ("benchmarks/accuracy.md", "benchmarks/accuracy.json", lambda path: accuracy.document(_read(path))),
     ("benchmarks/batches.md", "benchmarks/batches.json", lambda path: compact_table(list(Rows(str(path))))),
     ("benchmarks/bfloat16.md", "benchmarks/bfloat16.json", lambda path: bfloat16.document(_read(path))),
@@ -44,6 +45,7 @@ def _read(path):
      lambda path: epochs_document.document(epochs.load(path))),
     ("benchmarks/faults.md", "benchmarks/faults.json", lambda path: faults.document(_read(path))),
     ("benchmarks/fuzz.md", "benchmarks/fuzz.json", lambda path: fuzz.document(_read(path))),
+    ("benchmarks/gpu.md", "benchmarks/gpu.json", lambda path: gpu.document(_read(path))),
     ("benchmarks/house.md", "benchmarks/house.json", lambda path: house.document(_read(path))),
     ("benchmarks/layout.md", "benchmarks/layout.json", lambda path: layout_report.document(_read(path))),
     ("benchmarks/memory.md", "benchmarks/memory.json", lambda path: memory.document(_read(path))),
@@ -55,11 +57,19 @@ def _read(path):
     ("benchmarks/simulator.md", "benchmarks/simulator.json", lambda path: simulator.document(_read(path))),
     ("benchmarks/solvers.md", "benchmarks/solvers.json", lambda path: search_solvers.document(_read(path))),
     ("benchmarks/speedup.md", "benchmarks/speedup.json", lambda path: full_table(list(Rows(str(path))))),
-    ("paper.md", "paper.json", lambda path: paper_document.document(_read(path)))])
+    ("paper.md", "paper.json", lambda path: paper_document.document(_read(path)))]
+
+
+@pytest.mark.parametrize(("page", "measured", "document"), _PAGES)
 def test_page_has_the_numbers_that_were_measured(repository, page, measured, document):
     found = rows((repository / "docs" / page).read_text(encoding="utf-8"))
     assert len(found) > 4
     assert found == rows(document(repository / "docs" / measured))
+
+
+def test_no_page_is_left_out(repository):
+    assert {path.name for path in (repository / "docs" / "benchmarks").glob("*.json")} <= {
+        measured.rpartition("/")[2] for _, measured, _ in _PAGES}
 
 
 def test_table_of_the_readme_is_that_of_eight_devices(repository):
