@@ -29,9 +29,11 @@ from scipy.stats import spearmanr
 from tqdm import tqdm
 
 from benchmarks import markdown
+from benchmarks.commands import check_results, told_in_one_line
 from benchmarks.launching import ROOT, commit, prepare_data, processor, run_launcher
 from pase_mtf import models
 from pase_mtf.calibration.load import PRICES
+from pase_mtf.errors import UsageError, nearest
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.console import LOSSES_DISAGREE
 from pase_mtf.runtime import describe_host
@@ -240,6 +242,7 @@ def _measured(name: str, devices: int, flags: argparse.Namespace, folder: str) -
             "wall_seconds": sum(one["wall_seconds"] for one in summaries)}
 
 
+@told_in_one_line()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and writes; returns 1 where a run failed (the others are measured all the same)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -258,13 +261,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", default=str(FOLDER))
     flags = parser.parse_args(arguments)
     names = models.names() if flags.models == "all" else flags.models.split(",")
-    unknown = [name for name in names if name not in models.names()]
-    if unknown:
-        print(f"error: unknown model {unknown[0]!r}; known: {', '.join(models.names())}", file=sys.stderr)
-        return 2
-    os.makedirs(flags.output, exist_ok=True)
+    for name in names:
+        if name not in models.names():
+            raise UsageError(f"--models={flags.models}: unknown model {name!r}; {nearest(name, models.names())}")
     stem = "accuracy" if flags.prices == "measured" else f"accuracy-{flags.prices}"
     path = os.path.join(flags.output, f"{stem}.json")
+    check_results(path, "{}\n")
     results, failed = _earlier(path), False
     runs = [(name, devices) for devices in flags.mesh for name in names]
     host = describe_host()

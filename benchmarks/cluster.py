@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from benchmarks import distribute, namespaces
 from benchmarks.cluster_page import Link, Row, document, plot
-from benchmarks.commands import kept_when_interrupted, told_in_one_line
+from benchmarks.commands import check_results, kept_when_interrupted, told_in_one_line, whole_numbers
 from benchmarks.launching import ROOT, commit
 from pase_mtf import models
 from pase_mtf.files import write_atomically
@@ -273,7 +273,7 @@ def _report(row: Row) -> str:
 def _rows_wanted(flags: argparse.Namespace) -> list[tuple[str, int, str, str]]:
     named = models.names() if flags.models == "all" else flags.models.split(",")
     of_ranks = [name for name in flags.ranks.split(",") if name in named]
-    return [(cluster, int(devices), name, clients) for devices in flags.devices.split(",")
+    return [(cluster, devices, name, clients) for devices in whole_numbers("devices", flags.devices)
             for cluster in flags.clusters.split(",") for clients in ("one", "ranks")
             for name in (named if clients == "one" else of_ranks)]
 
@@ -335,21 +335,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if why := namespaces.missing():
         print(f"skipped: {why}", file=sys.stderr)
         return 0
-    try:
-        os.makedirs(flags.output, exist_ok=True)
-        rows = Rows(os.path.join(flags.output, "cluster"))
-        missing = [key for key in _rows_wanted(flags) if flags.again or key not in rows]
-        for cluster, devices, model, _ in missing:
-            models.load_config(model, _PRESET)
-            link_of(cluster, devices, 1.0)
-        print(f"{len(missing)} rows to measure", flush=True)
-        failed = 0
-        with tqdm(total=len(missing), unit="row", disable=None) as bar:
-            for devices in dict.fromkeys(key[1] for key in missing):
-                failed += _measure_all([key for key in missing if key[1] == devices], rows, flags, bar)
-    except ValueError as error:
-        print(f"error: --devices={flags.devices}: give whole numbers separated by commas ({error})", file=sys.stderr)
-        return 2
+    wanted, stem, failed = _rows_wanted(flags), os.path.join(flags.output, "cluster"), 0
+    for cluster, devices, model, _ in wanted:
+        models.load_config(model, _PRESET)
+        link_of(cluster, devices, 1.0)
+    check_results(f"{stem}.json", "[]\n")
+    rows = Rows(stem)
+    missing = [key for key in wanted if flags.again or key not in rows]
+    print(f"{len(missing)} rows to measure", flush=True)
+    with tqdm(total=len(missing), unit="row", disable=None) as bar:
+        for devices in dict.fromkeys(key[1] for key in missing):
+            failed += _measure_all([key for key in missing if key[1] == devices], rows, flags, bar)
     return int(failed > 0)
 
 

@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 import functools
+import os
+import pathlib
 import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import ParamSpec
 
-from pase_mtf.errors import PaseError
+from pase_mtf.errors import PaseError, UsageError
+from pase_mtf.files import write_atomically
 
-__all__ = ["kept_when_interrupted", "told_in_one_line"]
+__all__ = ["check_results", "kept_when_interrupted", "told_in_one_line", "whole_numbers"]
 
 _Arguments = ParamSpec("_Arguments")
+
+
+def check_results(path: str | os.PathLike[str], nothing: str) -> None:
+    """Writes a file of results as it is, before anything is measured for it: a row takes minutes.
+
+    Args:
+      path: of the file; its folder is made.
+      nothing: what it holds where there is none yet.
+
+    Raises:
+      UsageError: it cannot be written.
+    """
+    file = pathlib.Path(path)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        content = file.read_bytes() if file.exists() else nothing
+    except OSError as error:
+        raise UsageError(f"--output={file.parent}: cannot write {file.name} there: {error.strerror}; choose another "
+                         "folder") from error
+    write_atomically(file, content)
+
+
+def whole_numbers(flag: str, text: str) -> list[int]:
+    """The numbers of a flag (UsageError: they are none)."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--{flag}={text}: give whole numbers separated by commas, such as 8,16") from None
 
 
 def told_in_one_line(*others: type[Exception]) -> Callable[[Callable[_Arguments, int]], Callable[_Arguments, int]]:

@@ -1,5 +1,6 @@
 import json
 import os
+import runpy
 import subprocess
 
 import pytest
@@ -7,6 +8,7 @@ from markdown_cells import row_of, rows
 
 from benchmarks import accuracy, launching, speedup
 from benchmarks.accuracy import agreement, points
+from benchmarks.commands import check_results
 from benchmarks.launching import losses_agree_to, replace_block, run_launcher
 from benchmarks.speedup import document, planned
 from benchmarks.speedup_rows import ARMS, Row, Rows, compact_table, full_table
@@ -192,6 +194,54 @@ def test_replicas_that_wait_for_each_other_for_ever_are_left_out(summary, monkey
     assert row.mirrored is None
     assert row.left_out == {"mirrored": "its replicas wait for each other, after 900 s still"}
     assert row.holds(["search"])
+
+
+def test_replicas_that_wait_for_each_other_afterwards_are_not_left_out(summary, monkeypatch):
+    """The row has the steps of before; it said of the same arm that it was left out."""
+    runs = [[310.0, 290.0]]
+
+    def mirrored(*row):
+        if runs:
+            return runs.pop()
+        raise subprocess.TimeoutExpired("distribute", 900.0)
+
+    monkeypatch.setattr(speedup, "_mirrored", mirrored)
+    monkeypatch.setattr(speedup, "prepare_data", lambda name, folder: ([], "synthetic"))
+    monkeypatch.setattr(speedup, "run_launcher", lambda flags, allowed: {
+        **summary, "facts": {**summary["facts"], "data": "synthetic"}})
+    row = speedup.measure("alexnet", 8, 64, ["search", "mirrored"], 15, 2, "folder")
+    assert (row.mirrored, row.left_out) == ([310.0, 290.0], {})
+
+
+@pytest.mark.parametrize("module", [accuracy, speedup])
+def test_results_that_cannot_be_kept_are_told_before_anything_is_measured(tmp_path, monkeypatch, capsys, module):
+    monkeypatch.setattr(module, "run_launcher", None)
+    (tmp_path / "file").write_text("")
+    assert module.main(["--models=rnnlm", f"--output={tmp_path / 'file' / 'folder'}"]) == 2
+    line, = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: --output={tmp_path / 'file' / 'folder'}: cannot write ")
+    assert line.endswith("choose another folder")
+
+
+def test_results_that_can_be_kept_stay_as_they_are(tmp_path):
+    path = tmp_path / "new" / "rows.json"
+    check_results(path, "[]\n")
+    assert path.read_text() == "[]\n"
+    path.write_text('[1,\r\n2]')
+    check_results(path, "[]\n")
+    assert path.read_bytes() == b'[1,\r\n2]'
+
+
+def test_a_row_that_fails_keeps_nothing_else_from_being_measured(monkeypatch):
+    """`make benchmark` ended with the first failure."""
+    ran = []
+    monkeypatch.setattr(speedup, "main", lambda flags: ran.append("speedup") or 2 - len(ran))
+    monkeypatch.setattr(accuracy, "main", lambda flags: ran.append("accuracy") or 0)
+    monkeypatch.setattr("sys.argv", ["benchmarks"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("benchmarks", run_name="__main__")
+    assert ended.value.code == 1
+    assert ran == ["speedup", "speedup", "accuracy"]
 
 
 def test_replace_block(tmp_path):

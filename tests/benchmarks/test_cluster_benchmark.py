@@ -115,6 +115,25 @@ def test_what_is_misspelt_is_named_before_anything_is_made(tmp_path, capsys, mon
     assert says in capsys.readouterr().err
 
 
+def test_results_that_cannot_be_kept_are_told_before_anything_is_made(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(namespaces, "missing", lambda: "")
+    monkeypatch.setattr(namespaces, "hosts", None)
+    (tmp_path / "file").write_text("")
+    assert cluster.main([f"--output={tmp_path / 'file'}"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --output={tmp_path / 'file'}: cannot write cluster.json there: ")
+
+
+def test_what_goes_wrong_while_measuring_is_no_wrong_flag(tmp_path, monkeypatch):
+    """Any ValueError was told as one of --devices."""
+    def broken(*given):
+        raise ValueError("not of a flag")
+
+    monkeypatch.setattr(namespaces, "missing", lambda: "")
+    monkeypatch.setattr(cluster, "_measure_all", broken)
+    with pytest.raises(ValueError, match="not of a flag"):
+        cluster.main(["--models=alexnet", f"--output={tmp_path}"])
+
+
 def test_without_root_it_is_skipped(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert cluster.main([f"--output={tmp_path}"]) == 0
