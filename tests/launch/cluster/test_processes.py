@@ -193,7 +193,7 @@ def test_the_second_signal_is_rank_0s_too_half_a_second_later(counting):
 def test_the_third_signal_ends_all(start):
     begin = time.monotonic()
     assert _watched(start(_WAIT_FOR_EVER, _WAIT), 0.0, 0.6, 1.2) == Outcome(143)
-    assert time.monotonic() - begin < 2.0
+    assert time.monotonic() - begin < 60.0  # not when rank 0 ends, which takes a thousand seconds
 
 
 def test_signals_of_another_host_are_the_same_wishes():
@@ -218,8 +218,8 @@ def test_one_that_is_stopped_is_not_waited_for(start):
     os.kill(_pid(tasks[1]), signal.SIGSTOP)
     assert watch(tasks, Interrupts()).fault.rank == 1
     begin = time.monotonic()
-    end_all(tasks)
-    assert time.monotonic() - begin < 3.0
+    end_all(tasks, grace=200.0)
+    assert time.monotonic() - begin < 100.0
     assert tasks[0].exit_code == 0
     assert not any(map(is_running, map(_pid, tasks)))
 
