@@ -218,18 +218,21 @@ def test_a_small_network_has_an_answer_however_little_time_there_is(monkeypatch)
     assert np.isfinite(found.lower_bound)
 
 
-@pytest.mark.parametrize("seed", range(0, 180, 5))
-def test_a_bound_without_a_whole_pass(seed):
+def test_a_bound_without_a_whole_pass():
     """Where not even one pass is finished, what is said is still a bound."""
-    network = random_network(seed, 300)
-    try:
-        best = solve(network, "brute_force").cost
-        search = Minimiser(pack(network.normalized()), budget=Budget(time.perf_counter()), unit=0.0)
-    except (InfeasibleError, TimeoutError):
-        return
-    search.run()
-    assert search.bound <= best + 1e-12 * abs(best)
-    assert np.isfinite(search.bound)
+    looked_at, seeds = 0, range(0, 180, 5)
+    for seed in seeds:
+        network = random_network(seed, 300)
+        try:
+            best = solve(network, "brute_force").cost
+            search = Minimiser(pack(network.normalized()), budget=Budget(time.perf_counter()), unit=0.0)
+        except (InfeasibleError, TimeoutError):
+            continue
+        looked_at += 1
+        search.run()
+        assert search.bound <= best + 1e-12 * abs(best), seed
+        assert np.isfinite(search.bound), seed
+    assert looked_at > len(seeds) / 2
 
 
 def test_matrices_of_fewer_classes_are_not_copied_beyond_the_time():
