@@ -47,7 +47,7 @@ def test_what_data_parallelism_keeps_to_is_kept_to(densenet, machine):
 
 
 def test_the_strategies_of_one_graph_within_several_limits(densenet, machine):
-    found = StrategiesWithin(densenet, machine, DEVICES, time_limit=2.0)
+    found = StrategiesWithin(densenet, machine, DEVICES, time_limit=30.0)
     free = find_strategy(densenet, DEVICES, machine)
     assert found.free.seconds == found.free.least == pytest.approx(free.seconds)
     assert found.within(found.free.nbytes) == found.free
@@ -62,7 +62,7 @@ def test_the_strategies_of_one_graph_within_several_limits(densenet, machine):
 
 
 def test_what_is_known_is_kept_to_however_little_time_there_is(densenet, machine):
-    tight = StrategiesWithin(densenet, machine, DEVICES, time_limit=2.0)
+    tight = StrategiesWithin(densenet, machine, DEVICES, time_limit=30.0)
     limit = 0.5 * tight.free.nbytes
     known = tight.within(limit)
     assert evaluate_strategy(densenet, known.configurations, DEVICES, machine).memory_bytes == known.nbytes <= limit
