@@ -244,12 +244,13 @@ def test_bandwidth_of_a_variation_changes_communication_only(tmp_path):
 def test_process_from_a_graph(tmp_path, capsys):
     path = tmp_path / "graph.json"
     perceptron().save(path)
-    assert search_process([str(path), "--machine=h100", "--devices=4", "--repeat=1"]) == 0
-    outcome = json.loads(capsys.readouterr().out)
+    outcome, seconds = search_sections._run("benchmarks.search_process", str(path), "--machine=h100", "--devices=4",
+                                            "--repeat=1", timeout=300)
     assert outcome["optimal"]
     assert outcome["layers"] == len(ComputationGraph.load(path).layers)
     assert outcome["warm_seconds"] == pytest.approx(outcome["warm_build_seconds"] + outcome["warm_search_seconds"])
-    assert 50e6 < outcome["peak_bytes"] < 4e9
+    assert outcome["warm_seconds"] < seconds
+    assert 50e6 < outcome["peak_bytes"] < 1e9  # Python, numpy and numba, no worker of pytest
     assert search_process([str(tmp_path / "missing.json")]) == 2
     assert "cannot read" in capsys.readouterr().err
 
