@@ -142,7 +142,7 @@ def test_answers_before_tensorflow_is_loaded():
             "from pase_mtf.launch.__main__ import main\n"
             "codes = [main(['--model=alexnet', *more]) for more in "
             "(['--mesh=0'], ['--preset=x'], ['--batch=3', '--strategy=data_parallel'], ['--machine=x'],"
-            " ['--strategy=pipeline', '--recompute=all'],"
+            " ['--strategy=pipeline', '--recompute=all'], ['--data=/no/such/images'],"
             " ['--devices=gpu', '--mesh=99'], ['--compare=x'], ['--output_dir=/'], ['--print_config'])]\n"
             "codes.append(main(['--help']))\n"
             "heavy = {'tensorflow', 'matplotlib', 'numba', 'scipy', 'PIL', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
@@ -155,8 +155,8 @@ def test_answers_before_tensorflow_is_loaded():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
                           env={"CUDA_VISIBLE_DEVICES": "", "PATH": ""})
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str([2] * 8 + [0, 0, 2])
-    assert len(done.stderr.splitlines()) == 9
+    assert done.stdout.splitlines()[-1] == str([2] * 9 + [0, 0, 2])
+    assert len(done.stderr.splitlines()) == 10
 
 
 @pytest.mark.parametrize(("module", "package"), [

@@ -25,3 +25,13 @@ def test_search_only(launch):
     assert "<h2>Arms</h2>" in report
     assert "Losses" not in report
     assert "<h2>Time and memory</h2>" in report
+
+
+def test_a_limit_that_no_strategy_keeps_to(launch):
+    code, folder, out, err = launch("--search_only", "--mesh=4", "--memory_limit=1kB")
+    assert code == 3
+    assert "memory limit of 1000 bytes per device" in err
+    assert err.count("\n") == 1
+    for told in ("layer", "predicted step", "optimal"):
+        assert told not in out
+    assert not folder.exists()
