@@ -35,13 +35,10 @@ def test_trains_as_on_one_device(name, optimizer, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "optimizer", "kind"), [
-    *(("transformer", "adafactor", kind) for kind in ("exact", "random0")),
-    *(("alexnet", optimizer, kind) for optimizer in ("sgd", "adam")
-      for kind in ("data_parallel", "expert", "exact", "random0", "random3"))])
-def test_trains_on_eight_devices_as_on_one(name, optimizer, kind):
+@pytest.mark.parametrize(("name", "optimizer"), [("transformer", "adafactor"), ("alexnet", "sgd")])
+def test_trains_on_eight_devices_as_on_one(name, optimizer):
     harness.assert_trains_as_one_device(
-        name, _config(name, 8), harness.under_strategy(kind, 8), optimizer, steps=3)
+        name, _config(name, 8), harness.under_strategy("random0", 8), optimizer, steps=3)
 
 
 @pytest.mark.slow
@@ -49,16 +46,6 @@ def test_trains_on_eight_devices_as_on_one(name, optimizer, kind):
 def test_trains_with_idle_devices(name):
     rule = harness.under_strategy(lambda graph: harness.find("exact", graph, 8, idle=True), 8)
     harness.assert_trains_as_one_device(name, _config(name, 8), rule)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["data_parallel", "random3"])
-def test_dropout_draws_the_same_mask_under_every_strategy(kind):
-    """The gate: tests/models/test_models.py."""
-    config = _config("transformer", 8, dropout=0.3)
-    with_dropout, without = (harness.one_device("transformer", one) for one in (config, _config("transformer", 8)))
-    assert abs(with_dropout.losses[0] - without.losses[0]) > 1e-3
-    harness.assert_trains_as_one_device("transformer", config, harness.under_strategy(kind, 8))
 
 
 def test_a_strategy_for_another_graph_is_refused():

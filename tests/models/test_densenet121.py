@@ -46,7 +46,7 @@ def test_equals_plain_tensorflow():
 _DROPPING = dataclasses.replace(SMALL, dropout=0.2)
 
 
-@pytest.mark.parametrize("kind", harness.some_slow(["random0"], ["exact", "data_parallel", "expert", "random3"]))
+@pytest.mark.parametrize("kind", harness.some_slow(["random0"], ["data_parallel", "random3"]))
 def test_trains_under_strategies_as_on_one_device(kind):
     harness.assert_trains_as_one_device("densenet121", _DROPPING, harness.under_strategy(kind))
 
@@ -70,20 +70,12 @@ def test_has_the_published_number_of_parameters():
 
 
 @pytest.mark.slow
-def test_the_best_strategy_of_a_small_size_beats_data_parallelism():
-    graph = harness.export_model("densenet121", models.load_config("densenet121", "tiny"))
-    strategy = harness.find("exact", graph, 8)
-    assert strategy.search["optimal"]
-    assert strategy.seconds < harness.find("data_parallel", graph, 8).seconds
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [8, 64])
-def test_the_best_strategy_of_the_published_size_is_found_and_proven(devices):
+def test_the_best_strategy_of_the_published_size_is_found_and_proven():
     graph = harness.export_model("densenet121", models.load_config("densenet121", "big"))
-    strategy = find_strategy(graph, devices, "1080ti", simulate=0)
-    assert strategy.search["optimal"]
-    assert strategy.seconds < find_strategy(graph, devices, "1080ti", "data_parallel").seconds
+    for devices in (8, 64):
+        strategy = find_strategy(graph, devices, "1080ti", simulate=0)
+        assert strategy.search["optimal"]
+        assert strategy.seconds < find_strategy(graph, devices, "1080ti", "data_parallel").seconds
     # Channels of concatenations can be split where they are convolved or normalised, height and width where normalised.
     splittable = {name for layer in graph.layers for name in layer.splittable}
     assert splittable == {"batch", "height", "width", "image_channels", "stem", "features", "bottleneck",

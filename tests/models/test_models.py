@@ -121,6 +121,12 @@ def test_trains_under_strategies_as_on_one_device(name, kind):
     harness.assert_trains_as_one_device(name, _shallow(name), harness.under_strategy(kind))
 
 
+@pytest.mark.parametrize("name", ["transformer", "alexnet"])
+def test_every_step_drops_something_else(name):
+    one, other = harness.losses_of_one_batch(name, _shallow(name))
+    assert one != pytest.approx(other, rel=1e-4)
+
+
 def _parameters(name, preset):
     return harness.parameters(name, models.load_config(name, preset))
 

@@ -22,7 +22,8 @@ def cost_of(network, p, choice):
     return network.cost(p.original[p.first[:-1] + choice].tolist())
 
 
-@pytest.mark.parametrize("seeds", [range(0, 900, 4), pytest.param(range(2500), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(0, 900, 4), pytest.param(
+    [seed for seed in range(2500) if seed % 4 or seed >= 900], marks=pytest.mark.slow)])
 def test_against_brute_force(seeds):
     """All shapes and kinds of costs."""
     found = impossible = 0

@@ -30,7 +30,8 @@ def needed(usage, assignment):
     return sum(entry[choice] for entry, choice in zip(usage, assignment, strict=True))
 
 
-@pytest.mark.parametrize("seeds", [range(0, 500, 7), pytest.param(range(500), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(0, 500, 7), pytest.param(
+    [seed for seed in range(500) if seed % 7], marks=pytest.mark.slow)])
 def test_against_brute_force(seeds):
     solved = refused = 0
     for seed in seeds:

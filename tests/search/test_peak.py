@@ -33,7 +33,8 @@ def _peak_of(sums):
     return peak
 
 
-@pytest.mark.parametrize("seeds", [range(0, 300, 15), pytest.param(range(0, 300, 3), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(0, 300, 15), pytest.param(
+    [seed for seed in range(0, 300, 3) if seed % 15], marks=pytest.mark.slow)])
 def test_against_brute_force(seeds):
     proven = unproven = refused = bounds = exact = 0
     for seed in seeds:
@@ -82,7 +83,8 @@ def test_against_brute_force(seeds):
     assert exact
 
 
-@pytest.mark.parametrize("seeds", [range(0, 300, 15), pytest.param(range(0, 300, 3), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(0, 300, 15), pytest.param(
+    [seed for seed in range(0, 300, 3) if seed % 15], marks=pytest.mark.slow)])
 def test_what_is_found_costs_no_more_than_what_is_known(seeds):
     cheaper = 0
     for seed in seeds:

@@ -23,8 +23,8 @@ from pase_mtf.strategy.strategy import evaluate_strategy
 DEVICES = 4
 STEPS = 20
 _QUICK = ("alexnet", "biglstm", "rnnlm")
-"""Models that are built so soon that they are tried over two processes and over four, under two strategies each."""
-_CASES = [*itertools.product(_QUICK, (1, 2), (2, 3)), ("transformer", 2, 3),
+"""Models that are built so soon that they are tried over two processes and over four, under a strategy each."""
+_CASES = [*((model, over, over + 1) for model in _QUICK for over in (1, 2)), ("transformer", 2, 3),
           *((model, number % 2 + 1, 2) for number, model in enumerate(sorted(set(SIZES) - set(_QUICK))))]
 """A model, which of the clusters, and the number of the random strategy: two processes and four by turns."""
 
