@@ -12,7 +12,7 @@ from absl import flags
 from pase_mtf import models
 from pase_mtf.errors import UsageError
 from pase_mtf.exit_codes import HelpRequested
-from pase_mtf.flag_text import flag_text
+from pase_mtf.flag_text import read_words
 from pase_mtf.launch.options import OPTIMIZERS, Options
 from pase_mtf.launch.resumption import resumed
 from pase_mtf.models.checks import DTYPES
@@ -131,13 +131,10 @@ def read_flags(values: flags.FlagValues, program: str, usage: str, arguments: Se
       arguments: without the program's name.
 
     Raises:
-      UsageError: an unknown flag, a value that does not parse, or a leftover word.
+      UsageError: of `read_words`; or a leftover word.
       HelpRequested: --help; holds the text.
     """
-    try:
-        rest = values([program, *arguments])[1:]
-    except flags.Error as error:
-        raise UsageError(f"{flag_text(error, values)}; --help lists the flags") from error
+    rest = read_words(values, [program, *arguments])
     if values["help"].value:
         raise HelpRequested(f"{usage}\nFlags:{values.get_help()}")
     if rest:

@@ -1,14 +1,19 @@
-"""What is wrong with flags, in our words: what absl finds, and values that are empty."""
+"""What is wrong with flags, in a line of ours: what absl finds, and values that are empty."""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from collections.abc import Sequence
 
-from pase_mtf.errors import UsageError
+from absl import flags as absl_flags
 
-__all__ = ["check_not_empty", "flag_text"]
+from pase_mtf.errors import UsageError, shortened
 
-_WANTED = {"bool": "true or false", "int": "a whole number", "float": "a number"}
+__all__ = ["check_not_empty", "read_words"]
+
+_WANTED = {"bool": "true or false", "int": "a whole number", "float": "a number",
+           "comma separated list of strings": "names or numbers separated by commas, on one line"}
+_SEE = "--help lists the flags"
 
 
 def check_not_empty(flag: str, value: str | None, instead: str) -> None:
@@ -27,13 +32,34 @@ def check_not_empty(flag: str, value: str | None, instead: str) -> None:
         raise UsageError(f"{flag} is empty; {instead}, or leave the flag out")
 
 
-def flag_text(error: Exception, flags: Any) -> str:
-    """What is wrong with a command line, in one line: of a value that does not parse, what to give instead.
+def read_words(flags: absl_flags.FlagValues, arguments: Sequence[str]) -> list[str]:
+    """Sets absl's flags by a command line.
 
     Args:
-      error: an absl.flags.Error.
-      flags: the absl.flags.FlagValues that raised it.
+      flags: that are known.
+      arguments: the program's name, and what follows it.
+
+    Returns:
+      The words that are no flags.
+
+    Raises:
+      UsageError: an unknown flag, a value that does not parse, or a --flagfile that cannot be read.
     """
+    try:
+        return flags(arguments)[1:]
+    except absl_flags.Error as error:
+        raise UsageError(f"{_text(error, flags)}; {_SEE}") from error
+    except UnicodeDecodeError as error:
+        files = [word if "=" in word else f"{word}={value}" for word, value in itertools.pairwise([*arguments, ""])
+                 if word.lstrip("-").partition("=")[0] == "flagfile"]
+        raise UsageError(f"{shortened(' '.join(files), 200, quoted=False)}: is no text; give a file with a flag on "
+                         "every line") from error
+    except ValueError as error:  # a value behind --noFLAG
+        raise UsageError(f"{shortened(error, 200)}; leave it out") from error
+
+
+def _text(error: Exception, flags: absl_flags.FlagValues) -> str:
+    """What is wrong with a command line, in one line: of a value that does not parse, what to give instead."""
     text, reason = str(error), f": {error.__context__}"
     if text.startswith("flag --") and text.endswith(reason):
         text = text.removeprefix("flag ").removesuffix(reason)

@@ -14,7 +14,7 @@ from pase_mtf.calibration.load import are_measured, is_kernel_file
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.exit_codes import HelpRequested, exit_code_of
 from pase_mtf.files import check_outputs, write_atomically
-from pase_mtf.flag_text import check_not_empty, flag_text
+from pase_mtf.flag_text import check_not_empty, read_words
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.layout.formats import FORMATS
 from pase_mtf.layout.named import named_function
@@ -130,19 +130,15 @@ def _run(arguments: Sequence[str]) -> Layout:
 def _answer(argv: Sequence[str]) -> int:
     """What the command does, as `main` tells."""
     _FLAGS.unparse_flags()  # whatever this process was asked before
+    end = argv.index("--") if "--" in argv else len(argv)
     if any(argument in ("--help", "-help", "-h") for argument in argv[1:]):
         raise HelpRequested(f"{__doc__}\n\n{_FLAGS.get_help()}")
-    end = argv.index("--") if "--" in argv else len(argv)
-    try:
-        rest = _FLAGS(list(argv[:end]))
-        if len(rest) > 1:
-            raise UsageError(f"unexpected argument {rest[1]!r}; flags begin with --, and the program's own arguments "
-                             "follow a -- by itself")
-        # What the program prints while it builds its graph is not the answer.
-        with contextlib.redirect_stdout(sys.stderr):
-            found = _run(argv[end + 1:])
-    except flags.Error as error:
-        raise UsageError(flag_text(error, _FLAGS)) from error
+    if rest := read_words(_FLAGS, argv[:end]):
+        raise UsageError(f"unexpected argument {rest[0]!r}; flags begin with --, and the program's own arguments "
+                         "follow a -- by itself")
+    # What the program prints while it builds its graph is not the answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        found = _run(argv[end + 1:])
     if _FLAGS.output is not None:
         write_atomically(_FLAGS.output, found.format(_FLAGS.format))
     print(found, file=sys.stderr)

@@ -87,6 +87,9 @@ def test_a_seed_among_the_sizes(tmp_path):
     ([_MODEL, "--batch"], "Missing value"),
     ([_MODEL, "more"], "'more' is no flag"),
     ([_MODEL, "--flagfile=/no/such"], "/no/such"),
+    *(([_MODEL, *given], f"error: --flagfile={sys.executable}: is no text; give a file with a flag on every line\n")
+      for given in ([f"--flagfile={sys.executable}"], ["--flagfile", sys.executable])),
+    ([_MODEL, "--nocheckpoint=true"], "error: --nocheckpoint=true does not take an argument; leave it out\n"),
 ])
 def test_bad_usage(arguments, says, capsys):
     assert main(arguments) == 2

@@ -261,6 +261,8 @@ def depending(layout):
     (["--mesh=7", "--graph={}", "--machine=h100"], "does not divide by 7", 3),
     (["--mesh=8", "--graph={}", "extra"], "unexpected argument 'extra'", 2),
     (["--mash=8"], "mash", 2),
+    (["--nooverwrite=1"], "--nooverwrite=1 does not take an argument; leave it out", 2),
+    ([f"--flagfile={sys.executable}"], "is no text; give a file with a flag on every line", 2),
 ])
 def test_mistakes_are_told_in_one_line(program, capsys, flags, message, code):
     got, out, err = run(capsys, *(flag.replace("{}", program) for flag in flags))
