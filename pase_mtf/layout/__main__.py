@@ -131,7 +131,7 @@ def _answer(argv: Sequence[str]) -> int:
     """What the command does, as `main` tells."""
     _FLAGS.unparse_flags()  # whatever this process was asked before
     end = argv.index("--") if "--" in argv else len(argv)
-    if any(argument in ("--help", "-help", "-h") for argument in argv[1:]):
+    if any(argument in ("--help", "-help", "-h") for argument in argv[1:end]):
         raise HelpRequested(f"{__doc__}\n\n{_FLAGS.get_help()}")
     if rest := read_words(_FLAGS, argv[:end]):
         raise UsageError(f"unexpected argument {rest[0]!r}; flags begin with --, and the program's own arguments "

@@ -178,6 +178,11 @@ def built():
     assert sys.argv == before
 
 
+def test_help_behind_the_dashes_is_the_programs(program, capsys):
+    code, out, err = run(capsys, f"--graph={program}", "--mesh_shape=all:8", "--machine=h100", "--", "-h")
+    assert (code, out.startswith("--mesh_shape='all:8'")) == (0, True), err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "hidden"), [((), 1024), (("--", "--hidden=512", "--unknown=1"), 512)])
 def test_flags_of_absl_that_nobody_has_parsed(tmp_path, arguments, hidden):
