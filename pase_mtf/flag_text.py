@@ -1,19 +1,33 @@
-"""What is wrong with flags, in a line of ours: what absl finds, and values that are empty."""
+"""What is wrong with flags, in a line of ours: what absl and argparse find, and values that are empty."""
 
 from __future__ import annotations
 
+import argparse
 import itertools
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from absl import flags as absl_flags
 
 from pase_mtf.errors import UsageError, shortened
 
-__all__ = ["check_not_empty", "read_words"]
+__all__ = ["FlagParser", "check_not_empty", "read_words"]
 
 _WANTED = {"bool": "true or false", "int": "a whole number", "float": "a number",
            "comma separated list of strings": "names or numbers separated by commas, on one line"}
 _SEE = "--help lists the flags"
+
+
+class FlagParser(argparse.ArgumentParser):
+    """Whose errors are one line, without the usage, and whose flags are to be written out: a flag of another command
+    would be taken for one that begins like it."""
+
+    def __init__(self, **named: Any):
+        super().__init__(allow_abbrev=False, **named)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UsageError with the message."""
+        raise UsageError(f"{' '.join(message.split())}; {_SEE}")
 
 
 def check_not_empty(flag: str, value: str | None, instead: str) -> None:

@@ -5,23 +5,17 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from pase_mtf.epochs.curve import MOST
-from pase_mtf.errors import UsageError, shortened
+from pase_mtf.errors import shortened
+from pase_mtf.flag_text import FlagParser
 from pase_mtf.machine.machine import LOCAL
 
 __all__ = ["numbers", "parser"]
 
 _MOST_NUMBERS = 100_000
 _T = TypeVar("_T", int, float)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Whose errors are ours: one line, without the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; --help lists the flags")
 
 
 def _positive(kind: Callable[[str], _T]) -> Callable[[str], _T]:
@@ -66,9 +60,9 @@ def _seeds(text: str) -> list[int]:
 
 def parser(description: str) -> argparse.ArgumentParser:
     """The flags of both commands."""
-    found = _Parser(prog="python -m pase_mtf.epochs", description=description,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = found.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    found = FlagParser(prog="python -m pase_mtf.epochs", description=description,
+                       formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = found.add_subparsers(dest="command", required=True)
     _measure(commands.add_parser("measure", help="epochs to a target for every batch, by training"))
     _project(commands.add_parser("project", help="the best mix of workers and strategies for every number of devices"))
     return found

@@ -12,6 +12,7 @@ from pase_mtf.amounts import parse_bytes
 from pase_mtf.errors import UsageError
 from pase_mtf.exit_codes import exit_code_of
 from pase_mtf.files import check_outputs, says_format, write_atomically
+from pase_mtf.flag_text import FlagParser
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.search import Solution, check_certificate, methods, solve
 from pase_mtf.search.network import CostNetwork
@@ -26,7 +27,7 @@ _SMALLER = "take a smaller network, or let the search hold less (--search_memory
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         prog="python -m pase_mtf.search", description="Finds the cheapest assignment of a cost network (npz).",
         epilog=f"Methods: {', '.join(methods())}.")
     parser.add_argument("file", nargs="?", help="the network, as CostNetwork.save writes it")

@@ -44,6 +44,7 @@ def curve(tmp_path):
     (["project", "--curve={curve}", "--steps={curve}", "--model="], "--model is empty"),
     (["project", "--curve={curve}", "--json=no/x.json"], "no folder"),
     (["project", "--curve={curve}", "--json={curve}"], "is read for --curve"),
+    (["project", "--curve={curve}", "--batch=64"], "unrecognized arguments: --batch=64"),
     (["project", "--curve={curve}", "--batch_scale=-1"], "not above 0"),
     (["project", "--curve={curve}", "--batch_scale=1e308"], "factor"),
     (["measure", "--model=alexnet", "--output=x.csv"], "--target"),

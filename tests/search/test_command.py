@@ -69,6 +69,8 @@ def test_methods(arguments, expected, capsys):
     ([str(INSTANCES / "rnnlm_8.npz"), "--method=k_best", "--k=0"], "at least one"),
     ([str(INSTANCES / "rnnlm_8.npz"), "--method=mcmc", "--proposals=10", "--check"],
      "--check: only --method=exact"),
+    ([str(INSTANCES / "rnnlm_8.npz"), "--memory=1GB"], "unrecognized arguments: --memory=1GB; --help lists the flags"),
+    ([str(INSTANCES / "rnnlm_8.npz"), "--k=few"], "argument --k: invalid int value: 'few'; --help lists the flags"),
     ([str(INSTANCES / "rnnlm_8.npz"), "--output=/no/such/folder/s.json"], "there is no folder /no/such/folder"),
 ])
 def test_errors_are_one_line(arguments, message, capsys):
