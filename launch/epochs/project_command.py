@@ -58,14 +58,16 @@ def run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
     if flags.batch_scale != 1.0:
         curve = curve.scaled(flags.batch_scale)
     projection = project_training(curve, _steps(flags), flags.devices, flags.ways, extrapolate=flags.extrapolate)
-    if flags.save_steps is not None:
-        projection.steps.save(flags.save_steps)
-    if flags.json is not None:
-        write_atomically(flags.json, json.dumps(
-            {"format": FORMAT, "version": VERSION, **projection.to_json(flags.examples)}, indent=1) + "\n")
-    if flags.plot is not None:
-        write_atomically(flags.plot, picture_of(projection, flags.plot))
-    print(projection_text(projection, flags.examples))
+    try:
+        if flags.save_steps is not None:
+            projection.steps.save(flags.save_steps)
+        if flags.json is not None:
+            write_atomically(flags.json, json.dumps(
+                {"format": FORMAT, "version": VERSION, **projection.to_json(flags.examples)}, indent=1) + "\n")
+        if flags.plot is not None:
+            write_atomically(flags.plot, picture_of(projection, flags.plot))
+    finally:  # what was found is there though it cannot be written
+        print(projection_text(projection, flags.examples))
     return 0
 
 

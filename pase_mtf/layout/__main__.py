@@ -139,11 +139,14 @@ def _answer(argv: Sequence[str]) -> int:
     # What the program prints while it builds its graph is not the answer.
     with contextlib.redirect_stdout(sys.stderr):
         found = _run(argv[end + 1:])
-    if _FLAGS.output is not None:
-        write_atomically(_FLAGS.output, found.format(_FLAGS.format))
-    print(found, file=sys.stderr)
-    if _FLAGS.output is None:
-        sys.stdout.write(found.format(_FLAGS.format))
+    text = found.format(_FLAGS.format)
+    try:
+        if _FLAGS.output is not None:
+            write_atomically(_FLAGS.output, text)
+            text = ""
+    finally:  # what was found is there though it cannot be written
+        print(found, file=sys.stderr)
+        sys.stdout.write(text)
     for dim in _FLAGS.explain:
         print("\n" + found.explain(dim), file=sys.stderr)
     return 0

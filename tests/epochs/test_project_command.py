@@ -11,6 +11,7 @@ from pase_mtf.epochs.predict import predict_steps, with_workers
 from pase_mtf.epochs.step_times import StepTimes
 from pase_mtf.errors import UsageError
 from pase_mtf.graph.configurations import Configuration
+from pase_mtf.launch.epochs import project_command
 from pase_mtf.launch.epochs.command import main
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.find import find_strategy
@@ -133,3 +134,17 @@ def test_what_is_read_is_never_replaced(curve, tmp_path, monkeypatch, capsys, fl
     assert says in error
     assert error.count("\n") == 1
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_what_was_found_is_printed_though_it_cannot_be_written(curve, tmp_path, monkeypatch, capsys):
+    def write(path, data):
+        raise UsageError(f"cannot write {path}: No space left on device; free space or choose another place")
+    monkeypatch.setattr(project_command, "write_atomically", write)
+    steps = tmp_path / "steps.csv"
+    steps.write_text("workers,ways,seconds\n1,1,1\n2,1,1\n4,1,1\n")
+    assert main(["project", f"--curve={curve}", f"--steps={steps}", "--worker_batch=16", "--devices=1,2,4",
+                 f"--json={tmp_path / 'mixes.json'}"]) == 2
+    out, err = capsys.readouterr()
+    assert "16 examples to a worker" in out
+    assert "No space left on device" in err
+    assert err.count("\n") == 1

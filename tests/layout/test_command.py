@@ -12,6 +12,7 @@ import pytest
 from benchmarks.programs.stand_ins import TRAINING, stand_in
 from pase_mtf.calibration.cache import fingerprint_of_kernels
 from pase_mtf.compat import mtf
+from pase_mtf.errors import UsageError
 from pase_mtf.layout import __main__ as layout_command
 from pase_mtf.machine.kernel_table import save_tables
 from pase_mtf.machine.kernel_times import KernelTimes
@@ -135,6 +136,17 @@ def test_flags_and_files(program, capsys, tmp_path):
     assert code == 2
     assert "exists" in err
     assert run(capsys, *arguments, "--overwrite")[0] == 0
+
+
+def test_an_answer_that_cannot_be_written_is_printed(program, capsys, tmp_path, monkeypatch):
+    def write(path, data):
+        raise UsageError(f"cannot write {path}: No space left on device; free space or choose another place")
+    monkeypatch.setattr(layout_command, "write_atomically", write)
+    code, out, err = run(capsys, f"--graph={program}", "--mesh_shape=rows:2;cols:4", "--machine=h100",
+                         f"--output={tmp_path / 'layout.txt'}")
+    assert (code, out.startswith("--mesh_shape='rows:2;cols:4' --layout='")) == (2, True)
+    assert "ms a step" in err
+    assert "No space left on device" in err.splitlines()[-1]
 
 
 def test_an_answer_that_nobody_reads(program, monkeypatch, capsys):
