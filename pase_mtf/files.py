@@ -59,8 +59,8 @@ def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
 
 def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[tuple[str, str | None]] = (), *,
                   may_replace: Callable[[str], bool] = lambda path: False, otherwise: str = "") -> None:
-    """Refuses files that a command is to write, before it computes anything: each is a new file in a folder that there
-    is, or one that may be replaced; and it is no file that the command reads or writes besides.
+    """Refuses files that a command is to write, before it computes anything: each is a new file in a folder that can
+    be written to, or one that may be replaced; and it is no file that the command reads or writes besides.
 
     Args:
       outputs: flag -> the file that it names; None: none.
@@ -86,6 +86,8 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[tuple[str,
             raise UsageError(f"{named} is a device or a pipe; name a file")
         if not os.path.isdir(folder):
             raise UsageError(f"{named}: there is no folder {folder}; make it first, or choose another place")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UsageError(f"{named}: the folder {folder} cannot be written to; choose another place")
         for other, file in read:
             if file is not None and os.path.exists(file) and _is_same(path, file):  # else it is a name
                 raise UsageError(f"{named} is read for {other}, and would be lost; choose another name")

@@ -57,6 +57,16 @@ def test_what_is_new_or_may_be_replaced_is_not(folder):
             check_outputs({"--json": path}, read, otherwise=", or add --overwrite")
 
 
+def test_a_folder_that_cannot_be_written_to(folder, monkeypatch):
+    """Nor can a file in it be replaced; root may write anywhere, so that the system's word is made up."""
+    monkeypatch.setattr(os, "access", lambda path, mode: not (mode & os.W_OK and path == "there"))
+    (folder / "there" / "old.json").write_text("{}")
+    for path in ("there/new.json", "there/old.json"):
+        with pytest.raises(UsageError, match=f"--json={path}: the folder there cannot be written to; choose another"):
+            check_outputs({"--json": path}, may_replace=lambda path: True)
+    check_outputs({"--json": "new.json"})
+
+
 def test_a_signal_while_a_file_is_written_leaves_nothing(folder, monkeypatch):
     def interrupted(descriptor):
         raise KeyboardInterrupt
