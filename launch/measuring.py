@@ -33,6 +33,7 @@ from pase_mtf.calibration.cache import fingerprint_of_kernels, kernel_tables, ke
 from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.exit_codes import exit_code_of
+from pase_mtf.files import check_outputs
 from pase_mtf.flag_text import check_not_empty
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.command_line import read_flags
@@ -170,6 +171,8 @@ def run(request: Request, interrupts: Interrupts) -> int:
     Raises:
       PaseError: what a user can cause.
     """
+    read = [("--preset", request.preset), *(("--graph", graph.rpartition(":")[0]) for graph in request.graphs)]
+    check_outputs({"--save": request.save}, read, may_replace=lambda path: True)  # or refused by `check_target`
     if request.save is not None:
         check_target(request.save, fingerprint_of_kernels(1))
     plans, code, whole = request.plans(), 0, True

@@ -16,7 +16,7 @@ from pase_mtf.errors import FormatError, UsageError, shortened
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["check_outputs", "check_schema", "path_of", "read_json", "remove_partial", "says_format",
+__all__ = ["check_outputs", "check_schema", "is_empty", "path_of", "read_json", "remove_partial", "says_format",
            "write_atomically"]
 
 _PARTIAL = ".partial-"
@@ -94,12 +94,12 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[tuple[str,
         for other, file in seen.items():
             if _is_same(path, file):
                 raise UsageError(f"{named} is the file of {other} as well; choose another name")
-        if os.path.lexists(path) and not _is_empty(path) and not may_replace(path):
+        if os.path.lexists(path) and not is_empty(path) and not may_replace(path):
             raise UsageError(f"{named} exists; choose another name{otherwise}")
         seen[flag] = path
 
 
-def _is_empty(path: str) -> bool:
+def is_empty(path: str | os.PathLike[str]) -> bool:
     """Whether it is a file in which nothing is, as `mktemp` makes them: that is nothing to lose."""
     return os.path.isfile(path) and os.path.getsize(path) == 0
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from pase_mtf import models
 from pase_mtf.errors import DataError, FormatError, UsageError, nearest, shortened
-from pase_mtf.files import write_atomically
+from pase_mtf.files import is_empty, write_atomically
 from pase_mtf.launch.data import Batch, Data, Source
 
 if TYPE_CHECKING:
@@ -137,13 +137,14 @@ class RunFile:
         self.path, self._settings, self._version = path, settings, VERSION
         self._head = json.dumps({"format": FORMAT, "version": VERSION, **dataclasses.asdict(settings)})
         self.rows: dict[tuple[int, int], Measured] = {}
-        if os.path.exists(path):
-            self._read()
+        self._read()
 
     def _read(self) -> None:
+        if not os.path.exists(self.path) or is_empty(self.path):
+            return
         try:
             with open(self.path, encoding="utf-8", newline="") as file:
-                first, *rest = file.read().splitlines() or [""]
+                first, *rest = file.read().splitlines()
             if not first:
                 raise ValueError("its first line is empty")
             kept = json.loads(first.removeprefix("# "))
@@ -173,8 +174,7 @@ class RunFile:
 
     def add(self, row: Measured) -> None:
         """Adds a run, and writes the file whole, with what another process has added meanwhile."""
-        if os.path.exists(self.path):
-            self._read()
+        self._read()
         self.check_more()
         self.rows[row.batch, row.seed] = row
         text = io.StringIO()

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing_extensions import TypedDict
 
 from pase_mtf.errors import FormatError, UsageError, shortened
-from pase_mtf.files import check_schema, path_of, read_json, says_format, write_atomically
+from pase_mtf.files import check_schema, is_empty, path_of, read_json, says_format, write_atomically
 from pase_mtf.machine.kernel_file import line_of, read_entry
 from pase_mtf.machine.kernel_times import Circumstances, KernelTimes
 
@@ -103,11 +103,9 @@ def check_target(path: str | os.PathLike[str], on: Circumstances) -> tuple[Kerne
       on: what the times were measured on, for any number of devices.
 
     Raises:
-      UsageError: the file is something else, or of another machine; or its folder is none.
+      UsageError: the file is something else, or of another machine.
     """
-    if not os.path.lexists(path_of(path)):
-        if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
-            raise UsageError(f"cannot write {path}: no such folder; make it, or choose another place")
+    if not os.path.lexists(path_of(path)) or is_empty(path):
         return ()
     try:
         before = load_tables(path)

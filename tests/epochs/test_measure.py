@@ -179,6 +179,14 @@ def test_a_measurement_from_end_to_end(preset, tmp_path, capsys):
     assert plot.read_bytes() == drawn
 
 
+def test_a_file_in_which_nothing_is_takes_runs(tmp_path):
+    """As `mktemp` makes them."""
+    path, row = tmp_path / "curve.csv", Measured(8, 0, 1.5, 1, 0.9, 12, 0.1, 3.25)
+    path.touch()
+    RunFile(str(path), _SETTINGS).add(row)
+    assert list(RunFile(str(path), _SETTINGS).rows.values()) == [row]
+
+
 def test_a_device_is_no_file_of_runs(preset, capsys):
     """One has no end to read to."""
     for path in ("/dev/full", "/dev/null"):
@@ -343,8 +351,8 @@ def test_runs_of_an_earlier_version_are_read_and_not_added_to(tmp_path):
     assert len(EpochCurve.load(path).runs) == 1
 
 
-@pytest.mark.parametrize("text", ["", "batch,epochs\n1,2\n", "# {}\n", '# {"format": "x", "version": 1}\n',
-                                  f"# {{}}\nbatch\n{'1' * 200_000}\n"], ids=["empty", "bare", "{}", "x", "long"])
+@pytest.mark.parametrize("text", ["\n", "batch,epochs\n1,2\n", "# {}\n", '# {"format": "x", "version": 1}\n',
+                                  f"# {{}}\nbatch\n{'1' * 200_000}\n"], ids=["blank", "bare", "{}", "x", "long"])
 def test_what_is_no_file_of_runs_is_left_alone(tmp_path, text):
     path = tmp_path / "curve.csv"
     path.write_text(text)

@@ -326,7 +326,9 @@ def test_programs_of_ones_own(cache_dir, timed_kernels, tmp_path, capsys):
     (["--model=alexnet", "--mesh="], "--mesh is empty; name some, or leave the flag out"),
     (["--model=", "--list"], "--model is empty"), (["--model=alexnet", "--save="], "--save is empty; name a file"),
     (["--model=alexnet", "--preset="], "--preset is empty"),
-    (["--save=mine.json"], "no kernels are kept of this machine"), (["--save=/no/such/mine.json"], "no such folder")])
+    (["--save=mine.json"], "no kernels are kept of this machine"),
+    (["--save=/no/such/mine.json"], "there is no folder /no/such; make it first"),
+    (["--save=/dev/null"], "--save=/dev/null is a device or a pipe; name a file")])
 def test_bad_usage(cache_dir, tmp_path, monkeypatch, flags, says, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(flags) == 2

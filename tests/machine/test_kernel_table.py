@@ -64,7 +64,15 @@ def test_a_file_grows_by_other_numbers_of_devices_of_its_machine(path):
     assert dict(table_for(path, 8).items()) == {_PRODUCT: Timing(7e-5)}
 
 
-@pytest.mark.parametrize("content", [b"", b"precious", b'{"format": "pase_mtf.machine", "version": 1}',
+def test_a_file_in_which_nothing_is_takes_them(tmp_path):
+    """As `mktemp` makes them."""
+    path = tmp_path / "made.json"
+    path.touch()
+    save_tables(path, [_of(8)])
+    assert dict(table_for(path, 8).items()) == _TIMES
+
+
+@pytest.mark.parametrize("content", [b"\n", b"precious", b'{"format": "pase_mtf.machine", "version": 1}',
                                      b'{"format": "pase_mtf.kernels", "version": 1, "tables": [{'])
 def test_a_file_that_is_something_else_is_left_alone(tmp_path, content):
     path = tmp_path / "other.json"
