@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.epochs.curve import MOST, is_amount, is_count, lines_of, rows_of
 from pase_mtf.errors import DataError, FormatError, UsageError, shortened
-from pase_mtf.files import check_schema, path_of, read_json, write_atomically
+from pase_mtf.files import check_schema, path_of, read_json, says_format, write_atomically
 
 __all__ = ["StepTime", "StepTimes"]
 
@@ -116,7 +116,7 @@ class StepTimes:
         """Reads a JSON file that `save` wrote, or a CSV with the columns workers,ways,seconds.
 
         Args:
-          path: of the file; one that ends in .json is JSON.
+          path: of the file; one that ends in .json, or says that it is one of ours, is JSON.
           worker_batch: examples of a worker; a JSON file says so itself.
 
         Raises:
@@ -125,7 +125,7 @@ class StepTimes:
           UsageError: `worker_batch` is missing, or another than that of the file; what is given is no path.
         """
         path = path_of(path)
-        if os.fspath(path).endswith(".json"):
+        if os.fspath(path).endswith(".json") or says_format(path, FORMAT):
             data = read_json(path, FORMAT, VERSION)
             held = {name: value for name, value in data.items() if name not in ("format", "version")}
             check_schema(path, held, _File)

@@ -37,6 +37,8 @@ def test_files_give_back_what_was_written(tmp_path):
     assert StepTimes.load(path, 32) == steps
     with pytest.raises(UsageError, match="holds steps of 32 examples"):
         StepTimes.load(path, 64)
+    steps.save(tmp_path / "steps")
+    assert StepTimes.load(tmp_path / "steps") == steps
     StepTimes(32, {(np.int64(n), np.int32(m)): np.float32(s) for (n, m), s in _STEPS.items()}).save(path)
     assert StepTimes.load(path).seconds == pytest.approx(_STEPS)
     table = tmp_path / "steps.csv"
