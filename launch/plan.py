@@ -260,8 +260,8 @@ def resolve(options: Options) -> Plan:
         raise UsageError(f"--preset={preset}: no such file; {told}")
     config = models.load_config(model, preset, batch=options.batch, dtype=options.dtype)
     if config.seed not in (0, options.seed):
-        raise UsageError(f"--preset={preset}: seed {config.seed} there, --seed={options.seed} here; leave it out "
-                         f"there, and give --seed={config.seed}")
+        raise UsageError(f"--preset={preset}: seed {config.seed} there, {options.seed} here; leave it out there, and "
+                         f"give the launcher --seed={config.seed}")
     config = dataclasses.replace(config, seed=options.seed)
     resolved = options.resolved(config, preset)
     done = done or _done_before(resolved)

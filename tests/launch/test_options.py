@@ -23,11 +23,11 @@ _TINY = models.load_config("alexnet", "tiny")
 
 
 def test_a_seed_among_the_sizes(tmp_path):
-    """It would be that of the flag, silently."""
+    """It would be that of the flag, silently. Calibration has no such flag, and says the same."""
     path = tmp_path / "sizes.json"
     path.write_text('{"preset": "tiny", "seed": 7}')
     given = Options(model="alexnet", preset=str(path), devices="cpu", machine="h100")
-    with pytest.raises(UsageError, match="seed 7 there, --seed=0 here; leave it out there, and give --seed=7"):
+    with pytest.raises(UsageError, match="seed 7 there, 0 here; leave it out there, and give the launcher --seed=7"):
         resolve(given)
     assert resolve(dataclasses.replace(given, seed=7)).config.seed == 7
 
