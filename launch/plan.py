@@ -132,6 +132,8 @@ def _devices(options: Options) -> Devices:
         raise UsageError(f"--clients=ranks --mesh={options.mesh}: NCCL takes one GPU per process, and there are "
                          f"{flag.processes} processes; take --mesh={flag.processes}, or --clients=one")
     tasks = flag.tasks or tuple(f"127.0.0.1:{rank}" for rank in range(flag.processes))
+    if flag.kind == "slurm" and options.searches_alone:  # no process is started that would be told; that takes seconds
+        tasks, _ = slurm_tasks(flag.processes)
     return Devices.over_tasks(count, here.kind, tasks, here.models)
 
 

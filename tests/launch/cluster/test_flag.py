@@ -127,6 +127,17 @@ def test_a_search_alone_starts_no_process(launch, monkeypatch):
     assert (folder / "strategy.json").exists()
 
 
+def test_a_search_alone_in_a_job_of_slurms_is_for_its_nodes(monkeypatch):
+    """What was measured between these is kept by their names."""
+    nodes = ("cpu09:19616", "cpu10:19616")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setattr("pase_mtf.launch.plan.slurm_tasks", lambda processes: (nodes, 0))
+    plan = resolve(parse_command_line(["--model=alexnet", "--mesh=2", "--devices=cpu", "--machine=h100",
+                                       "--cluster=slurm", "--search_only"]))
+    assert plan.devices.tasks == nodes
+
+
 def test_a_search_alone_starts_processes_where_they_are_to_be_measured(launch, monkeypatch):
     started = []
     monkeypatch.setattr("pase_mtf.launch.__main__.launch",
