@@ -208,8 +208,9 @@ class Options:
         for name in (name for name, asked in measuring.items() if asked and self.machine != LOCAL):
             raise UsageError(f"--{name} is for the machine at hand; leave it out, or leave out "
                              f"--machine={self.machine}")
-        for name, least in (("batch", 1), ("measure_seconds", 1), ("steps", 1), ("warmup", 1), ("log_every", 1),
-                            ("seed", 0), ("checkpoint_every", 1), ("max_restarts", 0)):
+        least_steps = 0 if self.resume not in (None, AUTO) else 1  # `going_on`
+        for name, least in (("batch", 1), ("measure_seconds", 1), ("steps", least_steps), ("warmup", 1),
+                            ("log_every", 1), ("seed", 0), ("checkpoint_every", 1), ("max_restarts", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"--{name}={value}: must be at least {least}")
@@ -286,9 +287,10 @@ class Options:
         return name
 
     def going_on(self, folder: str, left: int) -> Self:
-        """The same from the last checkpoint in a folder, for so many steps; two are the least that a run does."""
+        """The same from the last checkpoint in a folder, for so many steps; one is the least that a run does, which is
+        its warm-up."""
         warmup = max(1, min(self.warmup, left - 1))
-        return dataclasses.replace(self, resume=folder, warmup=warmup, steps=max(1, left - warmup))
+        return dataclasses.replace(self, resume=folder, warmup=warmup, steps=max(0, left - warmup))
 
     def to_json(self) -> dict[str, Any]:
         """As a plain dictionary."""

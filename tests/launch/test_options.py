@@ -224,6 +224,15 @@ def test_numbers_beyond_32_bits(flag):
         parse_command_line(["--model=alexnet", flag])
 
 
+@pytest.mark.parametrize(("left", "expected"), [(5, (3, 2)), (4, (3, 1)), (3, (2, 1)), (2, (1, 1)), (1, (1, 0)),
+                                                (0, (1, 0)), (-1, (1, 0))])
+def test_what_is_left_of_a_run(left, expected):
+    """Not a step more, but for the one without which there is no summary."""
+    options = Options(model="alexnet", warmup=3).going_on("run", left)
+    assert (options.warmup, options.steps) == expected
+    options.check_values()
+
+
 def test_output_dir_is_looked_at_first(tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file" / "run", tmp_path / "file" / "a" / "b"):

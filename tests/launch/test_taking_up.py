@@ -21,6 +21,7 @@ from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.resumption import contradiction
+from pase_mtf.launch.summary import read_summary
 
 
 def _command(preset, folder, *flags):
@@ -74,6 +75,19 @@ def test_the_same_command_begins_goes_on_and_is_done(preset, crashing, tmp_path,
     assert main(command) == 0
     assert capsys.readouterr().out == f"the run in {folder} has done its 7 steps; more --steps go on with it\n"
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_one_step_that_is_left_is_the_last(preset, crashing, tmp_path):
+    """It is a warm-up, and no time is measured."""
+    folder = tmp_path / "run"
+    command = _command(preset, folder, "--checkpoint_every=2")
+    crashing(command, 6)
+    assert find_checkpoint(str(folder)).step == 6
+    assert main(command) == 0
+    assert list(metrics(folder)) == list(range(7))
+    summary = read_summary(folder / "summary.json")
+    assert (summary["status"], summary["steps_done"]) == ("done", 7)
+    assert summary["arms"]["search"]["measured_steps"] == 0
 
 
 @pytest.mark.parametrize("steps", [1, 5])
@@ -279,6 +293,7 @@ def test_a_summary_is_the_last_file_of_a_run(preset, tmp_path, monkeypatch):
     assert main(_command(preset, folder)) == 0
     assert (folder / "report.html").exists()
     assert json.loads((folder / "summary.json").read_text())["status"] == "done"
+    assert list(metrics(folder)) == list(range(8))  # a summary is of a step at least
 
 
 def test_what_does_not_go_on_in_a_folder_leaves_it_as_it_is(finished, crashing, tmp_path, monkeypatch):
