@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import statistics
@@ -149,6 +150,7 @@ def parse(arguments: Sequence[str]) -> Request:
         if values[name].present:
             check_not_empty(f"--{name}", ",".join(chosen[name]), "name some")
     check_not_empty("--save", chosen["save"], "name a file")
+    _check_axes(chosen["mesh"] or [])
     texts = chosen["mesh"] or (["8"] if named or graphs else [])
     request = Request(named, graphs, tuple(map(parse_mesh, dict.fromkeys(texts))), chosen["preset"], chosen["batch"],
                       chosen["optimizer"], math.inf if seconds is None else seconds, chosen["prove"],
@@ -163,6 +165,14 @@ def parse(arguments: Sequence[str]) -> Request:
         if chosen[name] is not None:
             raise UsageError(f"--{name} is of models, and a --graph is built as it is; add --model, or leave it out")
     return request
+
+
+def _check_axes(meshes: Sequence[str]) -> None:
+    """Raises UsageError where several meshes seem to be meant as one: the launcher takes commas between axes."""
+    for one, other in itertools.pairwise(meshes):
+        if ":" in one and ":" in other and ";" not in one + other:
+            raise UsageError(f"--mesh={','.join(meshes)}: a comma begins another mesh; write '{one};{other}' for one "
+                             "with both axes, or numbers of devices for several")
 
 
 def run(request: Request, interrupts: Interrupts) -> int:

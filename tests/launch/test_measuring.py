@@ -322,6 +322,7 @@ def test_programs_of_ones_own(cache_dir, timed_kernels, tmp_path, capsys):
     (["--model=alexnet", "--batch=0"], "must be at least 1"), (["--graph=nonsense"], "not module:function"),
     (["--model=alexnet", "--noprove=1"], "--noprove=1 does not take an argument"),
     (["--model=alex\nnet"], "error: --model=alex net: give names or numbers separated by commas, on one line; --help"),
+    (["--model=alexnet", "--mesh=rows:2,cols:4"], "a comma begins another mesh; write 'rows:2;cols:4' for one"),
     (["--model=alexnet", "--mesh=\"8"], "--mesh=\"8: give names or numbers separated by commas"),
     (["--model=alexnet", "--mesh="], "--mesh is empty; name some, or leave the flag out"),
     (["--model=", "--list"], "--model is empty"), (["--model=alexnet", "--save="], "--save is empty; name a file"),
