@@ -9,7 +9,8 @@ Of every program the cheapest strategy is searched and measured until it consist
 parallelism and the expert's strategy. What is measured is kept at once: interrupted, the same command goes on where it
 was. A search with --machine=mine.json, or machine="mine.json" of find_strategy, prices by these kernels anywhere.
 
-Exit codes: 0 done; 2 bad usage; 3 no feasible strategy; 130 (Ctrl-C) and 143 (SIGTERM) interrupted.
+Exit codes: 0 done; 2 bad usage; 3 no feasible strategy; 4 out of memory; 130 (Ctrl-C), 143 (SIGTERM) and 141 (nobody
+reads the output) interrupted.
 """
 
 from __future__ import annotations
@@ -122,8 +123,9 @@ def _flag_values() -> flags.FlagValues:
                          "configurations, which takes long.", flag_values=values)
     flags.DEFINE_boolean("recalibrate", False, "Measure again what is kept for these numbers of devices.",
                          flag_values=values)
-    flags.DEFINE_string("save", None, "Write all kernel times of these numbers of devices (without --mesh: of all) to "
-                        "this file, for --machine elsewhere.", flag_values=values)
+    flags.DEFINE_string("save", None, "Write all kernel times of these numbers of devices (where nothing is "
+                        "measured and no --mesh is given: of all) to this file, for --machine elsewhere.",
+                        flag_values=values)
     flags.DEFINE_boolean("list", False, "Say what is kept.", flag_values=values)
     flags.DEFINE_boolean("help", False, "Show this.", short_name="h", flag_values=values)
     return values

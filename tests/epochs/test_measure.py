@@ -203,7 +203,8 @@ def test_memory_that_runs_out_is_told_in_the_flags_of_the_command(preset, tmp_pa
         "error: out of memory; take a smaller --preset, and for `measure` also a smaller --piece\n")
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert "4 out of memory" in " ".join(capsys.readouterr().out.split())
+    told = " ".join(capsys.readouterr().out.split())
+    assert "4 out of memory; 130 (Ctrl-C), 143 (SIGTERM) and 141 (nobody reads the output)" in told
 
 
 def test_other_settings_are_refused(preset, tmp_path, capsys):

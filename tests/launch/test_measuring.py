@@ -362,9 +362,11 @@ def test_no_kernels(cache_dir, capsys):
     assert capsys.readouterr().out == "no kernel times of 11 devices are kept\n"
 
 
-def test_the_command(tmp_path):
+def test_the_command(capsys):
     ended = subprocess.run([sys.executable, "-m", "pase_mtf.calibration", "--modle=alexnet"], capture_output=True,
                            text=True, timeout=600, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: ")
     assert launcher.main(["--help"]) == main(["--help"]) == 0
+    ends = capsys.readouterr().out.rpartition("Exit codes: ")[2].partition("\n\n")[0]
+    assert "4 out of memory; 130 (Ctrl-C), 143 (SIGTERM) and 141 (nobody reads the output)" in " ".join(ends.split())
