@@ -46,7 +46,8 @@ OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adafactor": None}
 CLIENTS = ("one", "ranks")
 """Values of --clients."""
 
-_NAMED = {"resume": "name a folder", "preset": "name a preset or a file", "data": "name a file or a folder"}
+_NAMED = {"resume": "name a folder", "preset": "name a preset or a file", "data": "name a file or a folder",
+          "machine": "name one or a file"}
 """Flags whose value is refused where it is empty, as that of a variable that is not set, and what to do instead."""
 
 # Steps, seeds and sizes are fed to the models as 32-bit integers.

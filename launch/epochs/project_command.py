@@ -46,6 +46,7 @@ def run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
     """
     check_not_empty("--steps", flags.steps, "name a file")
     check_not_empty("--model", flags.model, "name one")
+    check_not_empty("--machine", flags.machine, "name one or a file")
     for folder in flags.run:
         check_not_empty("--run", folder, "name a folder")
     check_outputs({f"--{name}": getattr(flags, name) for name in ("json", "plot", "save_steps")},

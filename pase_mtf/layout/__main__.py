@@ -101,6 +101,7 @@ def _run(arguments: Sequence[str]) -> Layout:
     if _FLAGS.format not in FORMATS:
         raise UsageError(f"--format={_FLAGS.format}: unknown; {nearest(_FLAGS.format, FORMATS)}")
     check_not_empty("--mesh_shape", _FLAGS.mesh_shape, "give one, such as rows:2;cols:4")
+    check_not_empty("--machine", _FLAGS.machine, "name one or a file")
     devices = _number("mesh", _FLAGS.mesh, int)
     if devices is None and _FLAGS.mesh_shape is None:
         raise UsageError("--mesh is missing; say how many devices: --mesh=8")

@@ -43,6 +43,7 @@ def curve(tmp_path):
     (["project", "--curve={curve}", "--run=", "--worker_batch=8"], "--run is empty; name a folder, or leave"),
     (["project", "--curve={curve}", "--model=alexnet", "--steps="], "--steps is empty"),
     (["project", "--curve={curve}", "--steps={curve}", "--model="], "--model is empty"),
+    (["project", "--curve={curve}", "--model=alexnet", "--machine="], "--machine is empty; name one or a file, or"),
     (["project", "--curve={curve}", "--json=no/x.json"], "no folder"),
     (["project", "--curve={curve}", "--json={curve}"], "is read for --curve"),
     (["project", "--curve={curve}", "--batch=64"], "unrecognized arguments: --batch=64"),

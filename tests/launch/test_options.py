@@ -40,6 +40,7 @@ def test_a_seed_among_the_sizes(tmp_path):
     ([_MODEL, "--resume="], "--resume is empty"), ([_MODEL, "--resume= "], "--resume= : no such folder"),
     ([_MODEL, "--preset="], "--preset is empty; name a preset or a file, or leave the flag out"),
     ([_MODEL, "--preset= "], "--preset is empty"), ([_MODEL, "--data="], "--data is empty"),
+    ([_MODEL, "--machine="], "--machine is empty; name one or a file, or leave the flag out"),
     ([_MODEL, "--output_dir="], "--output_dir is empty"),
     ([_MODEL, "--preset=tinny"], "did you mean 'tiny'?"),
     ([_MODEL, "--preset=/no/such.json"], "cannot read /no/such.json"),

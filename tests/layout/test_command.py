@@ -256,6 +256,7 @@ def depending(layout):
     ([], "--mesh is missing", 2),
     (["--mesh=8"], "--graph is missing", 2),
     (["--mesh_shape=", "--graph={}"], "--mesh_shape is empty; give one, such as rows:2;cols:4, or leave", 2),
+    (["--mesh=8", "--graph={}", "--machine="], "--machine is empty; name one or a file, or leave the flag out", 2),
     (["--mesh=x", "--graph={}"], "--mesh=x: not a number", 2),
     (["--mesh=-8", "--graph={}"], "not above zero", 2),
     (["--mesh=8", "--graph={}", "--prices=mesured"], "did you mean 'measured'", 2),
