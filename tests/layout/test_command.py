@@ -106,6 +106,11 @@ def test_gin_is_what_the_transformer_takes(program, capsys):
         gin.clear_config()
 
 
+def test_the_page_names_every_flag(repository):
+    page = (repository / "docs" / "layout.md").read_text(encoding="utf-8")
+    assert [name for name in layout_command._FLAGS if f"--{name}" not in page] == []
+
+
 def test_help_lists_the_flags_and_starts_lightly():
     code = "import sys; from pase_mtf.layout.__main__ import main; main(['layout', '--help']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
