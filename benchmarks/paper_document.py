@@ -153,7 +153,29 @@ def _figures(found: dict[str, Any]) -> str:
             + _never_behind(machines for machines in found.values()) + f" {pairs}\n\n"
             "![1080 Ti](paper-1080ti.svg)\n![2080 Ti](paper-2080ti.svg)\n\n")
     return head + markdown.table(["model", "machine", "p", "data parallel", "expert", "FlexFlow", "ours",
-                                 "expert, paper", "FlexFlow, paper", "PaSE, paper"], rows, range(2)) + "\n\n" + FIGURES
+                                 "expert, paper", "FlexFlow, paper", "PaSE, paper"], rows, range(2)) + _explained(found)
+
+
+def _explained(found: dict[str, Any]) -> str:
+    """What is to be said of the table, with its numbers; nothing where a model of the figure is not priced yet."""
+    paper = FIGURE_6["1080ti"]
+    if not paper.keys() <= found.keys():
+        return ""
+
+    def beside(model: str) -> list[tuple[dict[str, Any], float]]:
+        """(ours, the paper's speedup) for every number of devices."""
+        return [(found[model]["1080ti"][str(devices)], speedup)
+                for devices, speedup in zip(DEVICES, paper[model]["PaSE"], strict=True)]
+
+    inception, transformer = ([abs(row["ours"]["speedup"] - speedup) for row, speedup in beside(model)]
+                              for model in ("inception_v3", "transformer"))
+    *added, last = (f"{1e3 * (row['data parallel']['seconds'] - speedup * row['ours']['seconds']) / (speedup - 1):.0f}"
+                    for row, speedup in beside("alexnet"))
+    at_8 = DEVICES.index(8)
+    return "\n\n" + FIGURES.format(
+        inception=f"{max(inception):.2f}", transformer=f"{max(transformer[:-1]):.2f}", most=f"{transformer[-1]:.2f}",
+        added=f"{', '.join(added)} and {last}", measured=f"{paper['transformer']['expert'][at_8]:.2f}",
+        expert=f"{beside('transformer')[at_8][0]['expert']['speedup']:.2f}")
 
 
 def _never_behind(machines: Any) -> str:

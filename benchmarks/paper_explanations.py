@@ -43,17 +43,18 @@ is the paper's in every layer.""",
 
 FIGURES = """\
 The order of the strategies is the paper's in most cases (counted above). How far they are apart is, too, for two of the
-four models, on the 1080 Ti: Inception-v3 is within 0.07 of the measurements and Transformer within 0.31 on up to 32
-devices (0.39 on 64). RNNLM and AlexNet are predicted to gain ever more from 16 on, where the paper's measurements
-shrink. Gradients are priced as our lowering sums them: small ones in buckets, along trees where these take fewer
-messages, as NCCL does since 2.4. Mesh-TensorFlow, which the paper ran, sums each by itself. Time that no strategy saves
-would shrink the speedups: added to data parallelism and to ours alike, 22, 34, 55, 143 and 170 ms a step at 4 to 64
-devices give AlexNet the paper's speedups on the 1080 Ti. What it is we cannot tell: the numbers of these machines come
-from data sheets, nobody has calibrated the model on them, and neither the input nor the dispatch of ever smaller
+four models, on the 1080 Ti: Inception-v3 is within {inception} of the measurements and Transformer within {transformer}
+on up to 32 devices ({most} on 64). RNNLM and AlexNet are predicted to gain ever more from 16 on, where the paper's
+measurements shrink. Gradients are priced as our lowering sums them: small ones in buckets, along trees where these take
+fewer messages, as NCCL does since 2.4. Mesh-TensorFlow, which the paper ran, sums each by itself. Time that no strategy
+saves would shrink the speedups: added to data parallelism and to ours alike, {added} ms a step at 4 to
+64 devices give AlexNet the paper's speedups on the 1080 Ti. What it is we cannot tell: the numbers of these machines
+come from data sheets, nobody has calibrated the model on them, and neither the input nor the dispatch of ever smaller
 operations to ever more devices from one process is in it. RNNLM at p = 4 is predicted far too low. Transformer's expert
-is predicted below what was measured (0.60 against 0.91 at p = 8); we do not know why. The paper has no bars for the
-other four models. BIG LSTM under data parallelism fits no device of either cluster, so that its speedups are over
-something that could not be run."""
+is predicted below what was measured ({expert} against {measured} at p = 8); we do not know why. The paper has no bars
+for the other four models. BIG LSTM under data parallelism fits no device of either cluster, so that its speedups are
+over something that could not be run."""
+"""With the numbers that `paper_document` fills in: they are those of the table above it."""
 
 SCALE = """\
 Data parallelism of the networks of convolutions gains next to nothing from 128 devices on: the arithmetic of a device

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from markdown_cells import rows
+from markdown_cells import row_of, rows
 
 from benchmarks import (
     accuracy,
@@ -70,6 +70,22 @@ def test_page_has_the_numbers_that_were_measured(repository, page, measured, doc
 def test_no_page_is_left_out(repository):
     assert {path.name for path in (repository / "docs" / "benchmarks").glob("*.json")} <= {
         measured.rpartition("/")[2] for _, measured, _ in _PAGES}
+
+
+def test_what_is_said_of_the_papers_figure_are_numbers_of_the_table(repository):
+    said = paper_document._explained(_read(repository / "docs" / "paper.json")["speedups"]).strip()
+    assert said
+    assert said in (repository / "docs" / "paper.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("model", ["inception_v3", "resnet101", "densenet121"])
+def test_speedups_on_the_page_of_the_convolutional_models_are_those_of_the_papers_figure(repository, model):
+    found = _read(repository / "docs" / "paper.json")["speedups"][model]["1080ti"]
+    row = row_of((repository / "docs" / "convolutional_models.md").read_text(encoding="utf-8").partition(
+        "## Strategies of the published sizes")[2], f"`{model}`")
+    for devices, cell in (("8", row[4]), ("64", row[6])):
+        ours, expert = (found[devices][arm]["speedup"] for arm in ("ours", "expert"))
+        assert cell == f"{ours:.2f}×, {ours / expert:.2f}×"
 
 
 def test_table_of_the_readme_is_that_of_eight_devices(repository):
