@@ -87,8 +87,11 @@ class _Expected(NamedTuple):
 
 @functools.cache
 def _expected(hint: object) -> _Expected:
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    seen = [option for option in options if isinstance(option, type) and getattr(option, "_is_runtime_protocol", True)]
+    # Python 3.10 makes a typing.Union of what is None unless it is given.
+    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    # Python 3.10 takes list[str] for a type of its own, which nothing can be seen to be an instance of.
+    seen = [option for option in options if isinstance(option, type) and typing.get_origin(option) is None
+            and getattr(option, "_is_runtime_protocol", True)]
     classes = (object,) if Any in options else (*seen, *([int] if float in seen else []))
     numbers = bool not in options and not {int, float}.isdisjoint(options)
     return _Expected(options, classes, len(seen) < len(options), numbers)

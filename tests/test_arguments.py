@@ -5,14 +5,16 @@ import dataclasses
 import inspect
 import pathlib
 import re
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Optional, Union
 
 import numpy as np
 import pytest
 from small_graphs import dense, perceptron
 
 import pase_mtf
-from pase_mtf.arguments import checked_arguments
+from pase_mtf.arguments import _expected, checked_arguments
 from pase_mtf.calibration import load
 from pase_mtf.compat import mtf, tf
 from pase_mtf.epochs.curve import Run
@@ -191,6 +193,21 @@ def test_what_is_wrong_in_a_collection_is_told(arguments, message):
     with pytest.raises(UsageError) as caught:
         _nested(**arguments)
     assert str(caught.value) == f"_nested: {message}"
+
+
+def test_collections_of_something_are_no_classes_where_python_takes_them_for_types(monkeypatch):
+    """As Python 3.10 does, which promises `isinstance(list[str], type)` and raises at `isinstance(x, list[str])`."""
+    monkeypatch.setattr("pase_mtf.arguments.isinstance", lambda value, classes: isinstance(value, classes) or (
+        classes is type and typing.get_origin(value) is not None), raising=False)
+    _expected.cache_clear()
+    hints = (list[str], str | Sequence[str], dict[str, int] | None, Callable[..., int], Any)
+    assert [_expected(hint).classes for hint in hints] == [(), (str,), (type(None),), (), (object,)]
+    _nested(fixed={"batch": "rows"}, mesh=[("rows", 2)], call=len)
+
+
+def test_a_union_is_one_however_it_is_written():
+    for hint in (int | None, Optional[int], Union[int, None]):  # noqa: UP007, UP045 (as Python 3.10 has it)
+        assert _expected(hint)[:2] == ((int, type(None)), (int, type(None)))
 
 
 def test_numbers_of_numpy_are_numbers_in_collections():
