@@ -10,9 +10,11 @@ import sys
 
 from pase_mtf.errors import FormatError, UsageError, nearest, shortened
 from pase_mtf.files import read_json
+from pase_mtf.models.checks import divisors
+from pase_mtf.runtime import MAX_DEVICES
 
-__all__ = ["ARM_NAMES", "BY_BATCH", "MAX_DEVICES", "PIPELINE", "STOCK", "ArmName", "MeshFlag", "fitting_arms",
-           "largest_divisor", "parse_arms", "parse_mesh"]
+__all__ = ["ARM_NAMES", "BY_BATCH", "PIPELINE", "STOCK", "ArmName", "MeshFlag", "fitting_arms", "largest_divisor",
+           "parse_arms", "parse_mesh"]
 
 STOCK = "stock_data_parallel"
 PIPELINE = "pipeline"
@@ -28,9 +30,6 @@ _COMPARED = ("mcmc", "mcmc_expert", "auto_mtf")
 """Compared with, never trained on their own: other people's searches."""
 _BY_NAME = (*_TRAINED, *_COMPARED)
 _ORDER = ("stock", *_BY_NAME, "file", *_RANDOM)
-
-# Far beyond what one process can drive; it keeps a slip of the finger from building a graph for a million devices.
-MAX_DEVICES = 1024
 
 _REMEDY = "give a number of devices (--mesh=8) or a mesh shape (--mesh='rows:2;cols:4')"
 
@@ -132,14 +131,14 @@ def parse_arms(strategy: str, compare: str) -> tuple[ArmName, ...]:
             found = [ArmName(STOCK, "stock"), *found]
         for arm in found:
             if arm.method in ("file", PIPELINE) and arm.argument and arms.get(arm.name, arm) != arm:
-                arm = dataclasses.replace(arm, name=arm.argument)
+                arm = dataclasses.replace(arm, name=_as_text(arm.argument))
             arms.setdefault(arm.name, arm)
     return (arms.pop(main[0].name), *sorted(arms.values(), key=lambda arm: _ORDER.index(arm.method)))
 
 
 def largest_divisor(batch: int, devices: int) -> int:
     """Over how many of the devices a batch splits evenly, at most."""
-    return max(count for count in range(1, devices + 1) if batch % count == 0)
+    return divisors(batch, devices)[-1]
 
 
 def fitting_arms(arms: tuple[ArmName, ...], batch: int, devices: int) -> tuple[ArmName, ...]:
@@ -165,9 +164,14 @@ def fitting_arms(arms: tuple[ArmName, ...], batch: int, devices: int) -> tuple[A
 
 def _name_of_file(path: str) -> str:
     """What an arm is called that a file holds: as the file, but never as an arm that is found, nor like one."""
-    stem = os.path.splitext(os.path.basename(path))[0] or path
+    stem = _as_text(os.path.splitext(os.path.basename(path))[0] or path)
     found = any(stem == name or stem.startswith(f"{name}_") for name in (*_BY_NAME, STOCK, *_RANDOM))
     return f"file_{stem}" if found else stem
+
+
+def _as_text(path: str) -> str:
+    """A path as pictures and TensorFlow take it: of one that is no UTF-8, escapes stand for what is none."""
+    return path.encode(errors="backslashreplace").decode()
 
 
 def _parse_arm(item: str, flag: str) -> list[ArmName]:

@@ -23,12 +23,15 @@ __all__ = ["MODEL", "loss"]
 def _convolve(number: int, convolution: Convolution, config: AlexnetConfig, x: mtf.Tensor) -> mtf.Tensor:
     size, channels = x.shape.dims[-2].size, x.shape.dims[-1]
     kernel, stride = convolution.kernel, convolution.stride
-    # Mesh-TF says a convolution's output has size // stride rows, TensorFlow rounds up. Zeros at the far end make the
-    # two agree; with "VALID" no window but those TensorFlow would use anyway sees them.
-    rows = size if convolution.padding == "SAME" else size - kernel + 1
-    if rows % stride:
+    # Mesh-TF says a convolution's output has size // stride rows, TensorFlow rounds up. Zeros make the two agree: with
+    # "VALID" at the far end, where no window but those TensorFlow would use anyway sees them; with "SAME" at the near
+    # end as many as TensorFlow then puts there too few: half of what it adds in all is to be there.
+    same = convolution.padding == "SAME"
+    more = -(size if same else size - kernel + 1) % stride
+    if more:
+        near = max(kernel - stride + more, 0) // 2 - max(kernel - stride, 0) // 2 if same else 0
         for name in ("height", "width"):
-            x = mtf.pad(x, [0, -rows % stride], name)
+            x = mtf.pad(x, [near, more - near], name)
     output = mtf.Dimension(f"conv{number}", convolution.channels)
     filters = layers.variable(
         x.mesh, "filters", [mtf.Dimension("kernel_height", kernel), mtf.Dimension("kernel_width", kernel), channels,

@@ -1,13 +1,15 @@
-"""What is checked of the sizes of every model: one line that names the value and says what to do."""
+"""What is checked of the sizes of every model: one line that names the value and says what to do; and what these divide
+by."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 from pase_mtf.errors import UsageError, nearest, shortened
 
-__all__ = ["DTYPES", "OPTIMIZERS", "among", "check_run", "kept_dtype", "positive"]
+__all__ = ["DTYPES", "OPTIMIZERS", "among", "check_run", "divisors", "kept_dtype", "positive"]
 
 OPTIMIZERS = ("adafactor", "adam", "sgd")
 DTYPES = ("bfloat16", "float32", "float64")
@@ -43,6 +45,12 @@ def positive(config: object, *names: str) -> None:
             raise UsageError(f"{name}={shortened(value)}: no size may exceed {_MOST}")
 
 
+def divisors(size: int, most: int) -> list[int]:
+    """The numbers from 1 up to `most` that a size divides by, ascending."""
+    below = [number for number in range(1, math.isqrt(size) + 1) if size % number == 0]
+    return sorted({number for pair in ((one, size // one) for one in below) for number in pair if number <= most})
+
+
 def kept_dtype(dtype: str) -> str:
     """The type of what is kept from step to step, for a type of activations: eight bits would swallow most updates.
 
@@ -67,7 +75,7 @@ def check_run(config: _RunConfig) -> None:
     positive(config, "batch")
     among(config, "optimizer", OPTIMIZERS)
     among(config, "dtype", DTYPES)
-    if not config.learning_rate > 0:
-        raise UsageError(f"learning_rate={config.learning_rate}: it has to be greater than 0")
+    if not 0 < config.learning_rate < math.inf:
+        raise UsageError(f"learning_rate={config.learning_rate}: give a finite number greater than 0")
     if not 0 <= config.dropout < 1:
         raise UsageError(f"dropout={config.dropout}: give a rate of at least 0 and less than 1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from pase_mtf.errors import UsageError
 from pase_mtf.models.checks import among, check_run, positive
@@ -217,7 +218,7 @@ class InceptionConfig:
     def _check(self) -> None:
         positive(self, "image", "image_channels", "pooled", "inner", "last", "narrow", "classes")
         check_run(self)
-        if self.auxiliary < 0:
+        if not 0 <= self.auxiliary < math.inf:
             raise UsageError(f"auxiliary={self.auxiliary}: give the weight of a loss, or 0 for none")
         size = _size_after(self.image, self.stem, "stem")
         # Modules B and D halve the image; the auxiliary classifier pools 5x5 between them.

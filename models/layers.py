@@ -100,7 +100,8 @@ def masked_softmax(logits: mtf.Tensor, visible: mtf.Tensor, dim: mtf.Dimension, 
                    name: str = "softmax") -> mtf.Tensor:
     """Softmax of scale * logits over `dim`, with zero (to float precision) where `visible` is false.
 
-    Where nothing is visible the result is uniform. `dim` cannot be split here.
+    Where nothing is visible (of a sentence something always is) the result is uniform, and its gradient, which does not
+    look at `visible`, that of a softmax of everything. `dim` cannot be split here.
 
     Args:
       logits: any shape that ends in `dim`.

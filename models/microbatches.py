@@ -16,7 +16,7 @@ from typing import TypeVar
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
 from pase_mtf.models import Model
-from pase_mtf.models.checks import kept_dtype
+from pase_mtf.models.checks import divisors, kept_dtype
 from pase_mtf.models.presets import ModelConfig
 from pase_mtf.operations.widening import widened
 
@@ -37,8 +37,8 @@ def check_microbatches(model: Model[ModelConfig], batch: int, count: int) -> Non
       UsageError: the batch does not split, or the model looks at more than one example at a time.
     """
     if count < 1 or batch % count:
-        near = max(divisor for divisor in range(1, min(max(count, 1), batch) + 1) if batch % divisor == 0)
-        raise UsageError(f"microbatches={count}: a batch of {batch} does not split so; take {near}")
+        raise UsageError(f"microbatches={count}: a batch of {batch} does not split so; take "
+                         f"{divisors(batch, max(count, 1))[-1]}")
     if count > 1 and model.batch_statistics:
         raise UsageError(f"microbatches={count}: {model.name} normalises over the batch, so that pieces of it are "
                          "another model; take 1")

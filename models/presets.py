@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 
 from pase_mtf.errors import UsageError, nearest, shortened
+from pase_mtf.files import path_of
 from pase_mtf.models.checks import check_run, positive
 from pase_mtf.models.convolutional_presets import (
     AlexnetConfig,
@@ -107,7 +108,7 @@ def presets(model: str) -> dict[str, dict[str, object]]:
     return json.loads(text)["presets"]
 
 
-def load_config(model: str, preset_or_path: str, **overrides: object) -> ModelConfig:
+def load_config(model: str, preset_or_path: str | os.PathLike[str], **overrides: object) -> ModelConfig:
     """The sizes of a model.
 
     Args:
@@ -124,6 +125,7 @@ def load_config(model: str, preset_or_path: str, **overrides: object) -> ModelCo
     """
     model = getattr(model, "name", model)
     known = presets(model)
+    preset_or_path = os.fspath(path_of(preset_or_path))
     overrides = {key: value for key, value in overrides.items() if value is not None}
     if preset_or_path in known:
         return _checked(model, {**known[preset_or_path], "preset": preset_or_path, **overrides}, "")

@@ -20,11 +20,15 @@ from pase_mtf.errors import UsageError, nearest
 if TYPE_CHECKING:
     from pase_mtf.compat import tf
 
-__all__ = ["JOB", "Devices", "available_bytes", "choose_devices", "cores", "describe_host", "gpu_bytes",
-           "gpu_names", "operation_threads", "processor_name", "session_config", "unfolding_threads", "uses_onednn"]
+__all__ = ["JOB", "MAX_DEVICES", "Devices", "available_bytes", "choose_devices", "cores", "describe_host", "gpu_bytes",
+           "gpu_names", "memory_bytes", "operation_threads", "processor_name", "session_config", "unfolding_threads",
+           "uses_onednn"]
 
 JOB = "worker"
 """What TensorFlow calls the processes of a run over several of them; each is a task of this job."""
+
+# Far beyond what one process can drive; it keeps a slip of the finger from building a graph for a million devices.
+MAX_DEVICES = 1024
 
 _PROC = pathlib.Path("/proc")
 _CONTROL_GROUPS = pathlib.Path("/sys/fs/cgroup")
@@ -122,6 +126,15 @@ def describe_host() -> str:
     """The processor and how many cores this process may use, as in "Xeon Gold 6130 (2 cores)"."""
     number = cores()
     return f"{processor_name()} ({number:.3g} core{'s' * (number != 1)})"
+
+
+def memory_bytes() -> int:
+    """Memory this process can have at most, in bytes: that of the computer, or less by its control groups."""
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for folder in _control_groups("memory"):
+        limits = (_read(folder / "memory.max"), _read(folder / "memory.limit_in_bytes"))
+        most = min([most, *map(int, filter(str.isdigit, limits))])  # else "max" or -1: no limit
+    return most
 
 
 def available_bytes() -> int | None:
@@ -272,6 +285,8 @@ def _explicit(flag: str, count: int) -> Devices:
         if written is None:
             raise UsageError(f"--devices={flag}: {name!r} is no device name; write /device:CPU:0 or /device:GPU:0")
         kind, number = written["kind"].lower(), int(written["number"])
+        if number >= MAX_DEVICES:  # TensorFlow makes all CPU devices up to that number
+            raise UsageError(f"--devices={flag}: at most {MAX_DEVICES} devices can be driven; number {name} below that")
         if kind == "gpu" and number >= len(gpu_names()):
             raise UsageError(f"--devices={flag}: more GPUs than there are ({len(gpu_names())}); leave {name} out")
         devices.append((kind, number))
@@ -283,11 +298,15 @@ def _explicit(flag: str, count: int) -> Devices:
     return Devices(kind, tuple(names), describe_host() if kind == "cpu" else ", ".join(sorted(set(gpu_names()))))
 
 
+_GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
+"""What GPUs are to the system: NVIDIA's, AMD's, and any of the Windows around a Linux (WSL 2)."""
+
+
 def gpu_names() -> list[str]:
     """The GPUs TensorFlow can use; answered without loading it where the system has none."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "any") in ("", "-1"):
         return []
-    if not glob.glob("/dev/nvidia[0-9]*") and not glob.glob("/dev/kfd"):
+    if not any(map(glob.glob, _GPU_FILES)):
         return []
     from pase_mtf.compat import tf  # TensorFlow takes seconds to import
     found = tf.config.experimental.list_physical_devices("GPU")

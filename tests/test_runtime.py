@@ -116,6 +116,17 @@ def test_available_bytes(kernel, files, expected):
     assert available_bytes() == expected
 
 
+@pytest.mark.parametrize(("files", "expected"), [
+    ({}, 9000 * 1024), ({"cgroup/memory.max": "max"}, 9000 * 1024), ({"cgroup/memory.max": "5000"}, 5000),
+    ({"cgroup/memory/memory.limit_in_bytes": "9223372036854771712"}, 9000 * 1024),
+    ({"proc/self/cgroup": "4:memory:/jobs/this", "cgroup/memory/jobs/this/memory.limit_in_bytes": "7000",
+      "cgroup/memory/jobs/memory.limit_in_bytes": "6000"}, 6000)])
+def test_memory_is_that_of_the_control_groups_where_these_have_less(kernel, monkeypatch, files, expected):
+    monkeypatch.setattr(runtime.os, "sysconf", {"SC_PAGE_SIZE": 1024, "SC_PHYS_PAGES": 9000}.__getitem__)
+    kernel(files)
+    assert runtime.memory_bytes() == expected
+
+
 def test_nothing_is_known_of_the_memory(kernel, monkeypatch, tmp_path):
     monkeypatch.setattr(runtime, "_PROC", tmp_path / "nowhere")
     assert available_bytes() is None
@@ -219,11 +230,24 @@ def test_a_list(gpus):
     ("/device:GPU:7", 1, "more GPUs than there are"),
     ("/device:CPU:0,/device:GPU:0", 2, "mixed"),
     ("gpus", 2, "did you mean 'gpu'"),
+    ("CPU:0,CPU:1024", 2, "at most 1024 devices can be driven; number CPU:1024 below that"),
+    ("CPU:0,CPU:999999999", 2, "number CPU:999999999 below that"),
 ])
 def test_refuses(gpus, flag, count, says):
     gpus("A100")
     with pytest.raises(UsageError, match=says):
         choose_devices(flag, count)
+
+
+@pytest.mark.parametrize(("there", "expected"), [
+    ("/dev/nvidia[0-9]*", ["A100"]), ("/dev/kfd", ["A100"]), ("/dev/dxg", ["A100"]), ("/dev/null", [])])
+def test_tensorflow_is_asked_where_the_system_has_a_gpu(monkeypatch, there, expected):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = "pase_mtf.compat.tf.config.experimental"
+    monkeypatch.setattr(f"{config}.list_physical_devices", lambda kind: [kind])
+    monkeypatch.setattr(f"{config}.get_device_details", lambda gpu: {"device_name": "A100"})
+    monkeypatch.setattr(runtime.glob, "glob", lambda pattern: [pattern] * (pattern == there))
+    assert runtime.gpu_names() == expected
 
 
 def test_the_smallest_gpu_of_a_run_says_what_one_may_hold(monkeypatch):

@@ -23,6 +23,7 @@ from pase_mtf import models
 from pase_mtf.errors import DataError, FormatError, UsageError, nearest, shortened
 from pase_mtf.files import is_empty, write_atomically
 from pase_mtf.launch.data import Batch, Data, Source
+from pase_mtf.models.checks import divisors
 
 if TYPE_CHECKING:
     from pase_mtf.launch.epochs.training import Trainer
@@ -186,7 +187,7 @@ class RunFile:
 
 def pieces_of(batch: int, most: int) -> tuple[int, int]:
     """(examples of a piece, pieces of a batch): the largest pieces of at most so many that make the batch."""
-    piece = max(number for number in range(1, min(batch, most) + 1) if batch % number == 0)
+    piece = divisors(batch, most)[-1]
     return piece, batch // piece
 
 

@@ -29,6 +29,7 @@ from pase_mtf.launch.reports.fitting import Choice, Fitting
 from pase_mtf.launch.strategies.finding import strategy_by_hand
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models.blocks import ALL, blocks_of, choices_of
+from pase_mtf.models.checks import divisors
 from pase_mtf.models.presets import BATCH_STATISTICS
 from pase_mtf.strategy.compile import compile_kernels
 from pase_mtf.strategy.strategy import Strategy
@@ -165,8 +166,7 @@ def fitting_program(plan: Plan, machine: Machine) -> Fitting:
 def _pieces(plan: Plan) -> tuple[int, ...]:
     """The numbers of microbatches that a run may take."""
     batch = plan.options.batch // _fewest_examples(plan)
-    most = 1 if plan.options.model in BATCH_STATISTICS else batch
-    return tuple(count for count in range(1, most + 1) if batch % count == 0)
+    return tuple(divisors(batch, 1 if plan.options.model in BATCH_STATISTICS else batch))
 
 
 def _fewest_examples(plan: Plan) -> int:

@@ -56,6 +56,7 @@ def _names(strategy, compare):
     ("some/search.json", "search", ["file_search", "search"]),
     ("some/data_parallel_tuned.json", "data_parallel", ["file_data_parallel_tuned", "stock_data_parallel",
                                                         "data_parallel"]),
+    ("search", "m\udcfc.json,other/m\udcfc.json", ["search", r"m\udcfc", r"other/m\udcfc.json"]),
     ("search", "some/random_0.json,random:1,expert,expert.json", ["search", "expert", "file_random_0", "file_expert",
                                                                  "random_0"]),
 ])

@@ -14,6 +14,7 @@ from pase_mtf.compat import tf
 from pase_mtf.errors import UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.launch.arms.program import build_program, variables_by_name
+from pase_mtf.models.checks import divisors
 
 
 def _config(name, tmp_path, **changes):
@@ -85,6 +86,13 @@ def test_activations_of_one_piece_count(tmp_path):
 def test_what_does_not_add_up_is_refused(name, count, message, tmp_path):
     with tf.Graph().as_default(), pytest.raises(UsageError, match=message):
         _program(name, _config(name, tmp_path), count)
+
+
+def test_divisors():
+    for size in range(1, 100):
+        for most in (1, 7, size - 1, size, size + 1):
+            assert divisors(size, most) == [number for number in range(1, most + 1) if size % number == 0]
+    assert divisors(2 ** 31 - 2, 2 ** 31 - 3)[-2:] == [715827882, 1073741823]  # as fast as it is needed
 
 
 @pytest.mark.parametrize("name", models.names())

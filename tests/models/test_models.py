@@ -97,6 +97,13 @@ def test_model_equals_plain_tensorflow(name, reference):
     harness.assert_same(*harness.against_plain(name, CONFIGS[name], reference))
 
 
+@pytest.mark.parametrize(("kernel", "stride"), [(5, 4), (1, 4), (2, 4), (4, 3), (8, 5), (5, 3)])
+@pytest.mark.parametrize("image", [11, 13])
+def test_same_padding_is_tensorflows_where_the_size_does_not_divide_by_the_stride(kernel, stride, image):
+    config = dataclasses.replace(ALEXNET, image=image, convolutions=(Convolution(8, kernel, stride),))
+    harness.assert_same(*harness.against_plain("alexnet", config, _plain_alexnet))
+
+
 SPLITTABLE = {
     "transformer": ["batch", "length", "decoder_length", "d_model", "heads", "d_ff", "vocab", "d_k", "d_v"],
     "alexnet": ["batch", "conv1", "conv2", "conv3", "conv4", "fc1", "fc2", "classes"]}
@@ -263,6 +270,12 @@ def test_registry_is_light_and_helpful():
     ("transformer", {"heads": True}, "heads=True: it has to be a whole number"),
     ("transformer", {"dropout": 1.0}, "dropout=1.0"),
     ("transformer", {"learning_rate": 0}, "learning_rate=0.0"),
+    ("transformer", {"learning_rate": math.inf}, "learning_rate=inf"),
+    ("transformer", {"learning_rate": math.nan}, "learning_rate=nan"),
+    ("transformer", {"dropout": math.nan}, "dropout=nan"),
+    ("inception_v3", {"auxiliary": math.nan}, "auxiliary=nan"),
+    ("inception_v3", {"auxiliary": math.inf}, "auxiliary=inf"),
+    ("inception_v3", {"auxiliary": -1}, "auxiliary=-1.0"),
     ("transformer", {"optimizer": "adamm"}, "did you mean 'adam'"),
     ("transformer", {"dtype": "float16"}, "dtype='float16'"),
     ("transformer", {"vocab": 4}, "vocab=4"),
@@ -291,6 +304,7 @@ def test_bad_sizes_are_refused_in_one_line(tmp_path, model, values, message):
 def test_own_sizes_and_overrides(tmp_path):
     path = tmp_path / "sizes.json"
     path.write_text('{"preset": "small", "d_ff": 4096, "dropout": 0}')
+    assert models.load_config("transformer", path) == models.load_config("transformer", str(path))
     config = models.load_config("transformer", str(path), batch=48, seed=3, learning_rate=None)
     small = models.load_config("transformer", "small")
     assert config == dataclasses.replace(small, preset=str(path), d_ff=4096, batch=48, seed=3)
@@ -301,6 +315,8 @@ def test_bad_presets(tmp_path):
         models.load_config("alexnet", "smal")
     with pytest.raises(UsageError, match="cannot read"):
         models.load_config("alexnet", str(tmp_path / "none.json"))
+    with pytest.raises(UsageError, match="None is no path"):
+        models.load_config("alexnet", None)
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(UsageError, match="not a JSON file"):
         models.load_config("alexnet", str(tmp_path / "broken.json"))
