@@ -26,6 +26,9 @@ __all__ = ["MOST", "EpochCurve", "Epochs", "Run", "is_amount", "is_count", "line
 MOST = 2 ** 31 - 1
 """Of a batch, and of a number of workers or devices."""
 
+_LEAST = 1e-100
+"""Epochs that are extrapolated: fewer tell nothing, and end at 0, by which nobody can divide."""
+
 _TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -128,7 +131,7 @@ class EpochCurve:
           extrapolate: outside of the batches measured, go on with the slope of the outermost two.
 
         Raises:
-          UsageError: a batch that is not above 0, or so large that no number tells its epochs.
+          UsageError: a batch that is not above 0, or so far off that no number tells its epochs.
         """
         if not 0.0 < batch < math.inf:
             raise UsageError(f"batch={shortened(batch)}: give examples of a step, above 0")
@@ -146,6 +149,8 @@ class EpochCurve:
             share = math.log(batch / left) / math.log(right / left)
             median, low, high = (math.exp((1 - share) * math.log(a) + share * math.log(b)) for a, b in (
                 (below.median, above.median), (below.low, above.low), (below.high, above.high)))
+            if not inside and min(median, low, high) < _LEAST:
+                raise OverflowError("as good as no epochs")
         except OverflowError as error:
             raise UsageError(f"batch={shortened(batch)}: too far beyond the batches {batches[0]} to {batches[-1]} that "
                              "were measured; give one that is nearer") from error
@@ -227,9 +232,12 @@ def rows_of(path: str | os.PathLike[str], numbered: Sequence[tuple[int, str]]) -
       numbered: its lines (`lines_of`).
 
     Raises:
-      DataError: the lines are none of a CSV (a value of more than 128 KiB).
+      DataError: the lines are none of a CSV (a value of more than 128 KiB, a quotation mark that is never closed).
     """
+    reader, begun = csv.reader((line for _, line in numbered), strict=True), 0
     try:
-        yield from csv.reader(line for _, line in numbered)
+        for row in reader:
+            yield row
+            begun = reader.line_num
     except csv.Error as error:
-        raise DataError(f"{path}: no CSV ({error}); give a CSV file") from error
+        raise DataError(f"{path}: line {numbered[begun][0]}: no CSV ({error}); mend the line") from error

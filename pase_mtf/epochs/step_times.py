@@ -132,7 +132,11 @@ class StepTimes:
             if worker_batch not in (None, data["worker_batch"]):
                 raise UsageError(f"worker_batch={worker_batch}: {path} holds steps of {data['worker_batch']} examples "
                                  "to a worker; leave it out")
-            seconds = {(row["workers"], row["ways"]): row["seconds"] for row in data["steps"]}
+            seconds: dict[tuple[int, int], float] = {}
+            for row in data["steps"]:
+                mix = row["workers"], row["ways"]
+                if seconds.setdefault(mix, row["seconds"]) != row["seconds"]:
+                    raise FormatError(f"{path}: {_twice(mix)}")
             try:
                 return cls(data["worker_batch"], seconds, data["source"])
             except UsageError as error:
@@ -141,6 +145,10 @@ class StepTimes:
             raise UsageError(f"{path} does not say how many examples a worker takes; give worker_batch (on the command "
                              "line --worker_batch)")
         return cls(worker_batch, _rows(path), os.path.basename(os.fspath(path)))
+
+
+def _twice(mix: tuple[int, int]) -> str:
+    return f"{mix[0]} workers with {mix[1]} devices each stand there twice; leave one out"
 
 
 def _rows(path: str | os.PathLike[str]) -> dict[tuple[int, int], float]:
@@ -161,8 +169,7 @@ def _rows(path: str | os.PathLike[str]) -> dict[tuple[int, int], float]:
             raise DataError(f"{path}: line {number}: {shortened(','.join(row))} is no step; write workers and ways "
                             f"from 1 to {MOST} and seconds above 0") from error
         if found.setdefault(mix, seconds) != seconds:
-            raise DataError(f"{path}: line {number}: {mix[0]} workers with {mix[1]} devices each stand there twice; "
-                            "leave one out")
+            raise DataError(f"{path}: line {number}: {_twice(mix)}")
     if not found:
         raise DataError(f"{path}: holds no steps; write at least one line such as 1,1,0.25")
     return found

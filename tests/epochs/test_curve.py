@@ -76,6 +76,11 @@ def test_epochs_beyond_all_numbers():
         with pytest.raises(UsageError, match="too far beyond the batches 16 to 17"):
             curve.at(batch, extrapolate=True)
     assert curve.at(10 ** 50) is None
+    for batch in (1e-4, 1e-300):
+        with pytest.raises(UsageError, match="too far beyond the batches 16 to 17"):
+            curve.at(batch, extrapolate=True)
+    with pytest.raises(UsageError, match="too far beyond"):  # the spread alone
+        EpochCurve((Run(16, 2.0), Run(17, 2.0), Run(17, 1e-9, seed=1))).at(400, extrapolate=True)
 
 
 def test_what_python_callers_give_is_checked():
@@ -96,7 +101,9 @@ def test_what_python_callers_give_is_checked():
     ("batch,epochs\n32,nan\n", "line 2"), ("batch,epochs\n32,-1\n", "line 2"), ("batch,epochs\n2.5,1\n", "line 2"),
     (f"batch,epochs\n1{400 * '0'},4\n", "line 2"), (200_000 * "x", "field larger than"),
     (f"batch,epochs\n32,{200_000 * '9'}\n", "field larger than"), ("batch,epochs,reached\n32,4,maybe\n", "line 2"),
-    ("batch,epochs,seed\n32,4,0\n32,5,0\n", "line 3.*twice")])
+    ("batch,epochs,seed\n32,4,0\n32,5,0\n", "line 3.*twice"),
+    ('# by hand\nbatch,epochs,note\n32,4,a\n\n64,5,"a\n128,6,b\n', "line 5: no CSV .unexpected end of data.; mend"),
+    ('batch,epochs,note\n32,4,"a\n64,5,"b"\n', "line 2: no CSV")])
 def test_what_is_no_curve_is_told_with_its_line(tmp_path, text, message):
     with pytest.raises(DataError, match=message) as caught:
         EpochCurve.load(_file(tmp_path, text))

@@ -82,6 +82,17 @@ def test_what_is_no_table(tmp_path, text, message):
         StepTimes.load(path, 8)
 
 
+def test_a_mix_that_stands_in_a_file_twice(tmp_path):
+    path = tmp_path / "steps.json"
+    StepTimes(32, {(1, 1): 0.5, (1, 2): 0.25}).save(path)
+    text = path.read_text().replace('"ways": 2', '"ways": 1')
+    path.write_text(text)
+    with pytest.raises(FormatError, match=r"steps\.json: 1 workers with 1 devices each stand there twice; leave one"):
+        StepTimes.load(path)
+    path.write_text(text.replace("0.25", "0.5"))
+    assert StepTimes.load(path).seconds == {(1, 1): 0.5}
+
+
 @pytest.mark.parametrize("text", [
     "{}", "[", '{"format": "pase_mtf.step_times", "version": 1}',
     '{"format": "pase_mtf.step_times", "version": 1, "worker_batch": 0, "source": "", "steps": []}',
