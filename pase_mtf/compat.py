@@ -21,20 +21,21 @@ os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
 @contextlib.contextmanager
 def _without_banner():
     """Holds stderr back (the file descriptor: the banner is written in C++), then writes all of it but the banner."""
-    try:
-        stderr = os.dup(2)
-    except OSError:  # no stderr at all: nothing to silence
-        yield
-        return
-    with tempfile.TemporaryFile() as held:
-        sys.stderr.flush()
+    with contextlib.ExitStack() as stack:
+        try:
+            sys.stderr.flush()
+            stderr = os.dup(2)
+            stack.callback(os.close, stderr)
+            held = stack.enter_context(tempfile.TemporaryFile())
+        except (AttributeError, OSError):  # there is no stderr: nothing to silence; or no folder for temporary files
+            yield
+            return
         os.dup2(held.fileno(), 2)
         try:
             yield
         finally:
             sys.stderr.flush()
             os.dup2(stderr, 2)
-            os.close(stderr)
             held.seek(0)
             for line in held.read().decode(errors="replace").splitlines(keepends=True):
                 if "absl::InitializeLog()" not in line and "oneDNN custom operations" not in line:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -72,7 +73,7 @@ def exit_code_of(run: Callable[[], int], interrupts: Interrupts | None = None, *
       smaller: what to do where memory runs out, in the words of the command's flags.
       interrupted: what to say where a signal ends it.
     """
-    with _errors_that_may_go():
+    with _none_is_missing(), _errors_that_may_go():
         try:
             code, line = _ended(run, interrupts, smaller, interrupted)
         finally:
@@ -87,12 +88,22 @@ def exit_code_of(run: Callable[[], int], interrupts: Interrupts | None = None, *
 
 
 @contextlib.contextmanager
+def _none_is_missing() -> Iterator[None]:
+    """Python has None in the place of a stream that was closed before it began: progress bars fail there, and errors
+    would be printed to the standard output. In this context such a stream takes all and keeps nothing."""
+    with contextlib.ExitStack() as stack:
+        # In the order of their file descriptors, which these get where nobody has them: what C++ says goes there, too.
+        for stream, redirect in ((sys.stdout, contextlib.redirect_stdout), (sys.stderr, contextlib.redirect_stderr)):
+            if stream is None:
+                nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+                stack.enter_context(redirect(nowhere))
+        yield
+
+
+@contextlib.contextmanager
 def _errors_that_may_go() -> Iterator[None]:
     """No write to the standard error fails in this context: exit codes tell it, too, and a launcher has others to look
     after."""
-    if sys.stderr is None:  # it was closed before the command began
-        yield
-        return
     with contextlib.redirect_stderr(cast(TextIO, Output(sys.stderr))):
         yield
 
@@ -131,6 +142,8 @@ def _error_of(problem: BaseException, smaller: str) -> PaseError | None:
 
 def _written(run: Callable[[], int]) -> int:
     """Runs the command until all that it prints is where it belongs: a pipe or a file is written late."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be UTF-8
     try:
         code = run()
     except HelpRequested as text:

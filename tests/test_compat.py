@@ -167,6 +167,18 @@ def test_a_message_that_is_not_the_banner_is_passed_on():
     assert _run("-c", code).stderr == "a warning\n"
 
 
+@pytest.mark.parametrize("missing", ["standard error", "temporary folder"])
+def test_what_a_banner_is_held_back_with_may_be_missing(monkeypatch, missing):
+    from pase_mtf import compat
+    if missing == "standard error":
+        monkeypatch.setattr(compat.sys, "stderr", None)
+    else:
+        monkeypatch.setattr(compat.tempfile, "tempdir", "/nowhere")
+    with compat._without_banner():
+        loaded = True
+    assert loaded
+
+
 def test_mesh_trains_on_virtual_devices():
     """The two names that are put back are enough to build, lower and run: y = 3x from data, on a mesh of two."""
     from pase_mtf.compat import mtf, placement_mesh_impl, tf

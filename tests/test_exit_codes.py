@@ -165,7 +165,29 @@ def test_an_error_that_nobody_reads(run, code):
         assert subprocess.run([sys.executable, "-c", script], stdout=gone, stderr=gone, check=False).returncode == code
 
 
-def test_a_command_without_a_standard_error():
-    """As with `2>&-`."""
-    script = "import sys\nfrom pase_mtf.exit_codes import exit_code_of\nsys.exit(exit_code_of(lambda: 7, smaller=''))"
-    assert subprocess.run([sys.executable, "-c", script], check=False, preexec_fn=lambda: os.close(2)).returncode == 7
+@pytest.mark.parametrize("closed", [(1,), (2,), (1, 2)])
+def test_a_command_without_a_standard_stream(closed):
+    """As with `2>&-`: progress bars and errors go nowhere, above all not to the standard output."""
+    script = ("import sys\nfrom tqdm import tqdm\nfrom pase_mtf.errors import PaseError\n"
+              "from pase_mtf.exit_codes import exit_code_of\n"
+              "def run():\n    with tqdm(total=1, leave=False, file=sys.stderr) as bar: bar.update()\n"
+              "    tqdm.write('x', file=sys.stdout)\n    sys.stdout.flush()\n    raise PaseError('y')\n"
+              "sys.exit(exit_code_of(run, smaller=''))")
+
+    def close():
+        for descriptor in closed:
+            os.close(descriptor)
+    ended = subprocess.run([sys.executable, "-c", script], check=False, preexec_fn=close, capture_output=True,
+                           text=True)
+    assert (ended.returncode, ended.stdout) == (2, "" if 1 in closed else "x\n")
+    assert ended.stderr.endswith("" if 2 in closed else "error: y\n")
+    assert (ended.stderr == "") == (2 in closed)
+
+
+def test_a_path_that_is_no_text_is_printed():
+    script = ("import sys\nfrom pase_mtf.errors import PaseError\nfrom pase_mtf.exit_codes import exit_code_of\n"
+              "def run():\n    print('m\\udcfcller.csv')\n    raise PaseError('m\\udcfcller.csv')\n"
+              "sys.exit(exit_code_of(run, smaller=''))")
+    ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True,
+                           env={**os.environ, "PYTHONIOENCODING": "utf-8"})
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "m\\udcfcller.csv\n", "error: m\\udcfcller.csv\n")
