@@ -72,8 +72,9 @@ setup(
                  "mock>=5,<6", "tensorflow-probability>=0.25,<0.26", "setuptools>=68,<90",
                  "gin-config>=0.5,<0.6"],
         # For Mesh-TensorFlow's own layout optimiser, a peer in benchmarks/layout.py. Not part of "test": it wants
-        # an older protobuf than TensorFlow does.
-        "auto_mtf": ["ortools>=9.10,<10"],
+        # an older protobuf than TensorFlow does. Before 9.12 the module that is loaded ahead of TensorFlow (see
+        # pase_mtf/_tensorflow.py) is not the library, which then crashes.
+        "auto_mtf": ["ortools>=9.12,<10"],
         # Compared with in benchmarks.search; there are wheels for Linux only, so it is not part of "test".
         "toulbar2": ["pytoulbar2>=1.4,<2"],
     },

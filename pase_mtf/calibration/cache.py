@@ -8,7 +8,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import pathlib
 import platform
 import time
@@ -21,11 +20,19 @@ import platformdirs
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.machine.kernel_times import Circumstances
 from pase_mtf.machine.machine import Machine
-from pase_mtf.runtime import Devices, cores, gpu_names, operation_threads, processor_name, uses_onednn
+from pase_mtf.runtime import (
+    Devices,
+    cores,
+    gpu_names,
+    memory_bytes,
+    operation_threads,
+    processor_name,
+    uses_onednn,
+)
 
 __all__ = ["BACKENDS", "KERNEL_VERSION", "PROCESSES", "VERSION", "cache_path", "check_request", "code_version",
-           "fingerprint", "fingerprint_of_kernels", "kernel_tables", "kernels_path", "measuring_alone", "memory_bytes",
-           "read_cached", "seconds_waited", "tensorflow_build", "tensorflow_version", "traces_path", "write_cached"]
+           "fingerprint", "fingerprint_of_kernels", "kernel_tables", "kernels_path", "measuring_alone", "read_cached",
+           "seconds_waited", "tensorflow_build", "tensorflow_version", "traces_path", "write_cached"]
 
 VERSION = 19
 """Of the way of measuring; cached numbers of another version are measured again."""
@@ -64,11 +71,6 @@ def tensorflow_build() -> str | None:
 def tensorflow_version() -> str | None:
     """The version of the installed TensorFlow, which is not imported; None where there is none."""
     return _tensorflow()[1]
-
-
-def memory_bytes() -> int:
-    """The memory of this computer."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def fingerprint(devices: int, kind: str = "cpu", over: Devices | None = None) -> dict[str, object]:

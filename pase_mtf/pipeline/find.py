@@ -104,6 +104,8 @@ def _check(graphs: Mapping[int, ComputationGraph], devices: int, schedule: str, 
         raise UsageError(f"graphs of {shortened(list(graphs))} microbatches; give a graph per positive number")
     if type(devices) is not int or devices < 1:
         raise UsageError(f"devices={shortened(devices)}: there must be at least one device")
+    if stages is None and devices < 2:
+        raise UsageError(f"devices={devices}: two stages or more need a device each; give more devices, or stages=1")
     if stages is not None and not 1 <= stages <= devices:
         raise UsageError(f"stages={shortened(stages)}: give a number from 1 to {devices}, the devices")
     if blocks < 1:

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pase_mtf.search.budget import Budget
+from pase_mtf.search.budget import Budget, DoesNotFitError
 from pase_mtf.search.compiled import compiled, seconds_now
 from pase_mtf.search.neighbourhood import improve, lines
-from pase_mtf.search.packed import Packed, reduce
+from pase_mtf.search.packed import Packed, Potentials, reduce
 from pase_mtf.search.pass_state import PassState, prune, set_flags
 from pase_mtf.search.pulls import EXACTLY, Steps, pull, pull_steps
 from pase_mtf.search.repeats import (
@@ -427,7 +427,12 @@ def reduced_costs(p: Packed, passes: int = 6, budget: Budget | None = None) -> t
       TimeoutError, MemoryError: the budget is not enough.
     """
     budget = budget or Budget(memory=np.inf)
-    network, messages, *_ = reduce(p, np.ones(len(p.unary), bool), budget=budget)
+    try:
+        network, messages, *_ = reduce(p, np.ones(len(p.unary), bool), budget=budget)
+    except DoesNotFitError:
+        if p.values.max() == np.inf:
+            raise
+        network, messages = p, Potentials.none(p)  # only vertices forbid anything: see Minimiser
     state = PassState.start(network, messages)
     first = message_passes(network, EXACTLY, state, np.inf, 0.0, -np.inf, passes, budget.seconds, 0.0, 2)
     # The reduced costs of a pass are counted from a bound at least as good as that before it.

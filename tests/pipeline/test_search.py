@@ -400,10 +400,10 @@ def test_parts_of_a_graph_are_graphs(graph):
 
 @pytest.mark.parametrize(("given", "message"), [
     ({"schedule": "2f2b"}, "unknown schedule '2f2b'"), ({"stages": 9}, "stages=9: give a number from 1 to 4"),
-    ({"blocks": 0}, "blocks=0")])
+    ({"blocks": 0}, "blocks=0"), ({"devices": 1}, "devices=1: two stages or more need a device each; give more")])
 def test_what_makes_no_sense_is_refused(graph, given, message):
     with pytest.raises(UsageError, match=message):
-        find_pipeline({_COUNT: graph}, 4, harness.MACHINE, **given)
+        find_pipeline({_COUNT: graph}, machine=harness.MACHINE, **{"devices": 4, **given})
 
 
 @pytest.mark.parametrize(("field", "value"), [

@@ -434,6 +434,9 @@ def test_what_is_forbidden_need_not_be_left_out(method):
     found = solve(network, method, search_memory=1e7, **options)
     assert found.optimal
     assert found.cost == solve(network, certificate=False).cost
+    if method == "k_best":
+        assert found.statistics["complete"]
+        assert found.statistics["strategies"] == solve(network, method).statistics["strategies"]
 
 
 @pytest.mark.parametrize("method", ["exact", "memory", "k_best"])
