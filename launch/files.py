@@ -15,7 +15,7 @@ import numpy as np
 
 from pase_mtf.calibration.speed import speed_note
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.files import write_atomically
+from pase_mtf.files import take_lock, write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.arms.chosen import Chosen
@@ -28,7 +28,7 @@ from pase_mtf.launch.reports.fitting import Fitting
 from pase_mtf.launch.reports.graph_picture import graph_picture
 from pase_mtf.launch.reports.page import report_html
 from pase_mtf.launch.reports.text import elsewhere_note, headline, orders_note, search_summary
-from pase_mtf.launch.run_folder import LOCK, METRICS, NOT_KEPT, take_lock
+from pase_mtf.launch.run_folder import LOCK, METRICS, NOT_KEPT
 from pase_mtf.launch.summary import ArmRow, Summary, arm_rows, summary_json
 from pase_mtf.launch.training import History, Record
 from pase_mtf.machine.machine import Machine

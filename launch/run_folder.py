@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 from typing import Any
-
-import filelock
 
 from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import read_json
 
 __all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "METRICS", "NOT_KEPT",
            "check_folder_taken_up", "check_new_folder", "check_no_training", "checkpoint_steps", "files_of_run",
-           "has_checkpoint", "has_ended", "has_results", "load_run_config", "names_in", "steps_done", "take_lock"]
+           "has_checkpoint", "has_ended", "has_results", "load_run_config", "names_in", "steps_done"]
 
 CONFIG_FORMAT = "pase_mtf.run"
 CONFIG_VERSION = 1
@@ -37,9 +34,6 @@ _SUMMARY = "summary.json"
 LOCK = ".running.lock"
 """What a run holds as long as it writes there."""
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What file systems say that have no locks."""
-
 METRICS = "metrics.jsonl"
 """What a run has measured, a line per step and arm."""
 _BEFORE_THAT = (METRICS, LOCK)
@@ -53,6 +47,9 @@ def check_new_folder(path: str | None) -> None:
     if path and _is_pattern(path):
         raise UsageError(f"--output_dir={shortened(path, quoted=False)}: TensorFlow takes [ and \\ for a pattern, and "
                          "would not find its checkpoints again; leave them out")
+    if path and not _is_utf8(path):
+        raise UsageError(f"--output_dir={shortened(path, quoted=False)}: TensorFlow takes paths of UTF-8 only; name "
+                         "another")
     if path and ("\0" in path or os.path.lexists(path)):
         raise UsageError(f"--output_dir={shortened(path, quoted=False)}: exists and is never overwritten; name a new "
                          "one")
@@ -66,6 +63,10 @@ def check_new_folder(path: str | None) -> None:
 
 def _is_pattern(path: str) -> bool:
     return any(mark in path for mark in _PATTERN)
+
+
+def _is_utf8(path: str) -> bool:
+    return path == path.encode(errors="replace").decode()
 
 
 def files_of_run(folder: str) -> tuple[str, str]:
@@ -84,6 +85,8 @@ def load_run_config(folder: str) -> dict[str, Any]:
     if _is_pattern(folder):
         raise FormatError(f"--resume={folder}: TensorFlow takes [ and \\ for a pattern, and does not find its "
                           "checkpoint; rename the folder")
+    if not _is_utf8(folder):
+        raise FormatError(f"--resume={folder}: TensorFlow takes paths of UTF-8 only; rename the folder")
     data = read_json(os.path.join(folder, "config.json"), CONFIG_FORMAT, CONFIG_VERSION)
     if not isinstance(data.get("options"), dict):
         raise FormatError(f"{folder}/config.json: has no options; it is truncated or foreign")
@@ -116,25 +119,6 @@ def _has_steps(folder: str) -> bool:
     """Whether a run has trained in a folder, and told of a step."""
     metrics = os.path.join(folder, METRICS)
     return os.path.isfile(metrics) and os.path.getsize(metrics) > 0
-
-
-def take_lock(lock: filelock.BaseFileLock) -> bool:
-    """Acquires a lock, and returns whether it is held: some file systems have none, and who comes goes on without (NFS
-    whose server serves none, FUSE).
-
-    Raises:
-      filelock.Timeout: somebody else holds it.
-      OSError: it cannot be looked at, as of another user's: somebody may hold it.
-    """
-    try:
-        lock.acquire()
-    except NotImplementedError:
-        return False
-    except OSError as error:  # Timeout is one, too
-        if error.errno in _NO_LOCKS:
-            return False
-        raise
-    return True
 
 
 def names_in(folder: str) -> list[str]:

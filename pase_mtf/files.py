@@ -4,25 +4,32 @@ use."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterable, Mapping
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+
+import filelock
 
 from pase_mtf.errors import FormatError, UsageError, shortened
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["check_outputs", "check_schema", "is_empty", "path_of", "read_json", "remove_partial", "says_format",
-           "write_atomically"]
+__all__ = ["check_outputs", "check_schema", "is_empty", "locked", "path_of", "read_json", "remove_partial",
+           "says_format", "take_lock", "write_atomically"]
 
 _PARTIAL = ".partial-"
 """Stands in the name of a file that is being written."""
+_BEGIN = 32
+"""Characters of a file's name that the name begins with under which it is written: names may have 255 bytes, or 143."""
 _HEAD = 4096
 """Bytes of a file of ours, among which it says what it is."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What file systems say that have no locks."""
 
 
 def path_of(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -35,25 +42,31 @@ def path_of(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
     """Writes beside `path`, then renames: a reader sees the old file or the new one, never a part.
 
+    A link stays one: what it leads to is replaced. A file that is replaced keeps its permissions; a new one has those
+    that the umask leaves. What of a text has no encoding (of a path that is no UTF-8, say) is written as "\\udcff".
+
     Raises:
       UsageError: the file cannot be written (no such folder, no permission, disk full).
     """
     path = os.fspath(path_of(path))
-    raw = data.encode() if isinstance(data, str) else data
-    temporary = None
+    raw = data.encode(errors="backslashreplace") if isinstance(data, str) else data
+    target = os.path.realpath(path) if os.path.islink(path) else path
+    folder, name = os.path.split(target)
+    temporary = os.path.join(folder, f".{name[:_BEGIN]}{_PARTIAL}{os.urandom(8).hex()}")
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}{_PARTIAL}",
-                                             dir=os.path.dirname(path) or ".")
+        mode = stat.S_IMODE(os.stat(target).st_mode) if os.path.exists(target) else None
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
         with os.fdopen(handle, "wb") as file:
+            if mode is not None:
+                os.fchmod(handle, mode)  # the umask may have left less
             file.write(raw)
             file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+            os.fsync(handle)
+        os.replace(temporary, target)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; free space or choose another place") from error
     finally:  # also where a signal came
-        if temporary is not None and os.path.exists(temporary):
+        if os.path.exists(temporary):
             os.unlink(temporary)
 
 
@@ -118,6 +131,40 @@ def remove_partial(folder: str) -> None:
         if name.startswith(".") and _PARTIAL in name[1:]:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(folder, name))
+
+
+def take_lock(lock: filelock.BaseFileLock) -> bool:
+    """Acquires a lock, and returns whether it is held: some file systems have none, and who comes goes on without (NFS
+    whose server serves none, FUSE).
+
+    Raises:
+      filelock.Timeout: somebody else holds it.
+      OSError: it cannot be looked at, as of another user's: somebody may hold it.
+    """
+    try:
+        lock.acquire()
+    except NotImplementedError:
+        return False
+    except OSError as error:  # Timeout is one, too
+        if error.errno in _NO_LOCKS:
+            return False
+        raise
+    return True
+
+
+@contextlib.contextmanager
+def locked(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Within the block no other process is in one of the same file, as far as there are locks (`take_lock`).
+
+    Raises:
+      OSError: the file cannot be made, or be looked at.
+    """
+    lock = filelock.FileLock(path)
+    take_lock(lock)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def says_format(path: object, expected: str) -> bool:

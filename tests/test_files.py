@@ -1,6 +1,7 @@
 """What a command writes is checked before it computes: never in place of what it reads, nor of what else it writes."""
 
 import os
+import stat
 
 import pytest
 
@@ -76,6 +77,43 @@ def test_a_signal_while_a_file_is_written_leaves_nothing(folder, monkeypatch):
         write_atomically("old.json", "new")
     assert sorted(folder.iterdir()) == before
     assert (folder / "old.json").read_text() == "{}"
+
+
+def test_a_link_stays_one(folder):
+    (folder / "dangling").symlink_to("there/new")
+    for link, leads_to in (("link.csv", "read.csv"), ("dangling", "there/new")):
+        write_atomically(link, "new")
+        assert os.readlink(link) == leads_to
+        assert (folder / leads_to).read_text() == "new"
+    assert [path.name for path in (folder / "there").iterdir()] == ["new"]
+
+
+@pytest.fixture(params=[0o077, 0o022, 0o002], ids=oct)
+def umask(request):
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def test_permissions_are_those_of_the_file_before_or_what_the_umask_leaves(folder, umask):
+    for mode in (None, 0o600, 0o640, 0o664):
+        if mode is not None:
+            os.chmod("new.json", mode)
+        write_atomically("new.json", "new")
+        assert stat.S_IMODE(os.stat("new.json").st_mode) == (0o666 & ~umask if mode is None else mode)
+
+
+@pytest.mark.parametrize("name", [255 * "x", 127 * "\u00fc", 63 * "\U0001f600", "\udcff.json"])
+def test_every_name_that_a_file_may_have(folder, name):
+    write_atomically(name, "new")
+    assert (folder / name).read_text() == "new"
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_a_text_without_an_encoding(folder):
+    """Of a path that is no UTF-8, or of a name in somebody's JSON."""
+    write_atomically("new.txt", "data/m\udcfcller.csv, \ud800")
+    assert (folder / "new.txt").read_text(encoding="utf-8") == r"data/m\udcfcller.csv, \ud800"
 
 
 def test_what_a_file_says_it_is(folder):

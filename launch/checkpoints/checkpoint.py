@@ -22,9 +22,9 @@ import filelock
 from typing_extensions import NotRequired, TypedDict
 
 from pase_mtf.errors import FormatError, UsageError
-from pase_mtf.files import check_schema, read_json, remove_partial, write_atomically
+from pase_mtf.files import check_schema, read_json, remove_partial, take_lock, write_atomically
 from pase_mtf.launch.console import summarize_error
-from pase_mtf.launch.run_folder import MANIFEST, checkpoint_steps, names_in, take_lock
+from pase_mtf.launch.run_folder import MANIFEST, checkpoint_steps, names_in
 
 __all__ = ["KEPT", "MAX_STEP", "CheckpointInfo", "FileEntry", "entry_of", "find_checkpoint",
            "forget_checkpoints_after", "forget_half_written", "restore", "save_checkpoint"]

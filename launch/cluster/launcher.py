@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeVar
 import filelock
 
 from pase_mtf.errors import ClusterError, PaseError
+from pase_mtf.files import take_lock
 from pase_mtf.interrupts import LAST_WISH, ONE_WISH, Interrupts
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint, forget_half_written
 from pase_mtf.launch.cluster.hosts import RemoteTask, is_cut_off, meet
@@ -31,7 +32,7 @@ from pase_mtf.launch.cluster.network import Network, own_network
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, Watched, end_all, start_worker
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.run_folder import AUTO, LOCK, METRICS, has_checkpoint, take_lock
+from pase_mtf.launch.run_folder import AUTO, LOCK, METRICS, has_checkpoint
 
 __all__ = ["Fault", "Outcome", "launch", "local_addresses", "options_after", "watch"]
 

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tqdm import tqdm
 
-from pase_mtf.calibration.cache import check_request, fingerprint, memory_bytes
+from pase_mtf.calibration.cache import check_request, fingerprint
 from pase_mtf.calibration.kernels import KernelTimer
 from pase_mtf.calibration.links import between_processes, measure_links
 from pase_mtf.compat import tf
 from pase_mtf.errors import PaseError, UsageError
 from pase_mtf.machine.kernels import Block, Kernel, Timing, sum_kernel
 from pase_mtf.machine.machine import KINDS, LOCAL, Link, Machine
-from pase_mtf.runtime import Devices, gpu_bytes, unfolding_threads
+from pase_mtf.runtime import Devices, gpu_bytes, memory_bytes, unfolding_threads
 
 __all__ = ["calibrate", "calibrate_processes", "machine_of_samples", "samples"]
 

@@ -13,19 +13,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 
 import numpy as np
 
-from pase_mtf.calibration.cache import (
-    check_request,
-    fingerprint_of_kernels,
-    kernels_path,
-    measuring_alone,
-    memory_bytes,
-)
+from pase_mtf.calibration.cache import check_request, fingerprint_of_kernels, kernels_path, measuring_alone
 from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.errors import UsageError
 from pase_mtf.machine.kernel_file import append_times, begun, load_times
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import TINY, Kernel, Timing
-from pase_mtf.runtime import cores
+from pase_mtf.runtime import cores, memory_bytes
 
 __all__ = ["KernelMeter"]
 

@@ -13,9 +13,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import filelock
-
 from pase_mtf.errors import FormatError, UsageError, shortened
+from pase_mtf.files import locked
 from pase_mtf.machine.kernel_times import Circumstances, KernelTimes
 from pase_mtf.machine.kernels import Kernel, Timing
 
@@ -112,7 +111,7 @@ def append_times(path: str | os.PathLike[str], timings: Mapping[Kernel, Timing],
     data = "".join(line_of(kernel, timing) + "\n" for kernel, timing in timings.items()).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(path.with_name(path.name + ".lock")):
+        with locked(path.with_name(path.name + ".lock")):
             if anew and path.exists():
                 old = path.with_name(path.name + ".old")
                 if old.exists() and old.stat().st_size > path.stat().st_size:

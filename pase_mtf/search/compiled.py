@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, overload
 
 import numpy as np
-from filelock import FileLock
 from numba import njit, types
 from numba.core.caching import IndexDataCacheFile
+
+from pase_mtf.files import locked
 
 __all__ = ["compiled", "seconds_now"]
 
@@ -41,7 +42,7 @@ class _SafeCacheFile(IndexDataCacheFile):  # type: ignore[misc]
 
     def save(self, key: object, data: object) -> None:
         """Saves the code under a name of its own, then the index; removes what no index names any more."""
-        with FileLock(f"{self._index_path}.lock"):
+        with locked(f"{self._index_path}.lock"):
             name = self._data_name_pattern.format(number=uuid.uuid4().int >> 96)
             overloads = {**self._load_index(), key: name}
             self._save_data(name, data)

@@ -9,8 +9,9 @@ import signal
 import pytest
 
 from pase_mtf.compat import tf
-from pase_mtf.errors import PaseError, UsageError
+from pase_mtf.errors import FormatError, PaseError, UsageError
 from pase_mtf.launch.files import RunFiles
+from pase_mtf.launch.run_folder import check_new_folder, load_run_config
 from pase_mtf.launch.training import Record
 
 _RECORD = Record("search", 3, 0.5, 0.02, True)
@@ -37,6 +38,17 @@ def test_metrics_and_events(tmp_path):
 def test_never_into_a_folder_that_exists(tmp_path):
     with pytest.raises(UsageError, match="never overwritten"):
         RunFiles(str(tmp_path))
+
+
+def test_a_folder_whose_name_is_no_utf8_is_refused(tmp_path):
+    """TensorFlow cannot open what is in it."""
+    folder = tmp_path / "run\udcfc"
+    with pytest.raises(UsageError, match="TensorFlow takes paths of UTF-8 only; name another"):
+        check_new_folder(str(folder))
+    folder.mkdir()
+    with pytest.raises(FormatError, match="TensorFlow takes paths of UTF-8 only; rename the folder"):
+        load_run_config(str(folder))
+    check_new_folder(str(tmp_path / "r\u00fcn"))
 
 
 def test_nor_where_none_can_be_made(tmp_path):

@@ -1,6 +1,7 @@
 """Kernels and their times: what they compute and move, what is known of those not measured, and their file."""
 
 import concurrent.futures
+import errno
 import json
 import pathlib
 import random
@@ -187,6 +188,13 @@ def test_only_axes_make_kernels_others(operation, alike):
     times = KernelTimes(timings={_elementwise("Mul", 1): Timing(1e-9), _elementwise("Mul", 1 << 20): Timing(1e-6),
                                  one: Timing(1e-6)})
     assert (times.bound(other) == pytest.approx(1e-6)) == alike
+
+
+def test_where_nothing_can_be_locked(tmp_path, monkeypatch):
+    for number, error in enumerate((NotImplementedError(), OSError(errno.ENOLCK, "No locks available")), 1):
+        monkeypatch.setattr("filelock.FileLock.acquire", lambda self, error=error: (_ for _ in ()).throw(error))
+        append_times(tmp_path / "kernels.jsonl", {_product(number, 2, 3): Timing(1e-6)})
+        assert len(load_times(tmp_path / "kernels.jsonl")) == number
 
 
 def test_file_that_many_append_to(tmp_path):

@@ -1,5 +1,6 @@
 """What is kept of compiled code."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -33,6 +34,13 @@ def test_two_that_save_at_once_keep_to_their_own(tmp_path):
     one.save("int", b"the same, anew")
     assert [other.load("int"), one.load("float"), one.load("text")] == [b"the same, anew", b"code for floats", None]
     assert len(list(tmp_path.glob("*.nbc"))) == 2
+
+
+def test_where_nothing_can_be_locked(tmp_path, monkeypatch):
+    for error in (NotImplementedError(), OSError(errno.ENOLCK, "No locks available")):
+        monkeypatch.setattr("filelock.FileLock.acquire", lambda self, error=error: (_ for _ in ()).throw(error))
+        cache_file(tmp_path).save("int", b"code")
+        assert cache_file(tmp_path).load("int") == b"code"
 
 
 def test_one_that_dies_leaves_no_index_of_old_code(tmp_path, monkeypatch):
