@@ -163,7 +163,7 @@ def test_graphs(files, tmp_path, where, value):
 def test_every_field_is_missed(files, tmp_path):
     for kind, data in files.items():
         optional = {"source", "measured", "shared_cores", "overhead_within", "sums_by_trees", "unfolding_threads",
-                    "efficiency"}
+                    "efficiency", "sent"}
         for name in set(data) - optional:
             refused(tmp_path, kind, json.dumps({key: value for key, value in data.items() if key != name}))
 
