@@ -20,7 +20,7 @@ from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.data import Batch, Data
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.strategies.finding import duplicates
+from pase_mtf.launch.strategies.finding import SIMPLE_WITHIN, duplicates
 from pase_mtf.launch.training import BLOCK, Timing, Trainable
 from pase_mtf.strategy.choosing import outdone
 from pase_mtf.strategy.measured import MeasuredPrices
@@ -33,8 +33,8 @@ _WITHIN = {"measured": 0.25, "roofline": 0.5}
 """By prices, of a step: by so much predictions of two strategies may err against each other, three times what one errs
 by in the median (docs/benchmarks/accuracy.md, docs/benchmarks/cluster.md)."""
 _DEVIATION = 0.5
-"""Of that, the standard deviation of the logarithm of a prediction: 1.5 times the median error, as errors lie around
-nothing like a bell."""
+"""Of that, the standard deviation of the logarithm of a prediction: 1.5 times the median error, as of a normal
+distribution."""
 _TURNS = 12
 _ENOUGH = 4
 """Turns after which the means of two arms tell them apart, if they do."""
@@ -42,8 +42,6 @@ _APART = 2.5
 """Standard errors between two arms that are told apart."""
 _UNKNOWN, _LEAST = 0.1, 0.002
 """The deviation of a turn of which nothing is known, for it was the only one; and what no turn deviates less by."""
-_WORTH = 0.01
-"""What a layout more to understand has to bring, of a step: as in the search (`strategy.find`)."""
 _SHARE = 0.2
 """Of --measure_seconds: no further turn is begun after it."""
 _CLEARLY = 1.2
@@ -147,7 +145,7 @@ def close_ones(seconds: Mapping[str, float], searched: str, within: float) -> li
 def fastest(turns: Mapping[str, Sequence[float]], predicted: Mapping[str, float], deviation: float,
             simple: str | None = None) -> str:
     """The arm whose step is expected to be the shortest, by its turns and by prediction; or a simple one, where that is
-    expected to take no more than 1 % longer.
+    expected to take no longer than by `SIMPLE_WITHIN`, or no more was promised and turns do not show it clearly.
 
     How far an arm is behind another is the mean of what turns say and what was predicted, as logarithms, weighed by the
     inverse of their variances: few steps on a restless machine say little against a prediction that promises much, and
@@ -160,14 +158,18 @@ def fastest(turns: Mapping[str, Sequence[float]], predicted: Mapping[str, float]
       simple: the arm.
     """
     first, behind = _behind(turns)
-    expected = {first: 0.0}
+    expected, errors = {first: 0.0}, {first: 0.0}
     for name, (mean, error) in behind.items():
         promised = math.log(predicted[name] / predicted[first])
         by_turns, by_prediction = error ** -2, deviation ** -2 / 2
         expected[name] = (mean * by_turns + promised * by_prediction) / (by_turns + by_prediction)
+        errors[name] = (by_turns + by_prediction) ** -0.5
     best = min(expected, key=lambda name: expected[name])
-    if simple is not None and simple in expected and expected[simple] <= expected[best] + _WORTH:
-        return simple
+    if simple is not None and simple in expected:
+        unclear = predicted[simple] <= (1.0 + SIMPLE_WITHIN) * predicted[best]
+        doubt = _APART * math.hypot(errors[simple], errors[best]) if unclear else 0.0
+        if expected[simple] - expected[best] <= SIMPLE_WITHIN + doubt:
+            return simple
     return best
 
 

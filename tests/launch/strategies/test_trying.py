@@ -73,7 +73,9 @@ def _turns(seconds, deviations):
     (1.05, 1.0, _QUIET, "search"),
     (1.0, 1.2, _RESTLESS, "search"),  # what is promised says more than a few steps on a restless one
     (1.0, 1.0, _RESTLESS, "data_parallel"),
-    (1.4, 1.0, _RESTLESS, "search"),
+    (1.1, 1.0, _RESTLESS, "data_parallel"),  # neither promised nor clear
+    (1.1, 1.1, _RESTLESS, "search"),
+    (1.6, 1.0, _RESTLESS, "search"),
     (0.7, 1.2, _RESTLESS, "data_parallel")])
 def test_steps_and_predictions_decide_together(simple, promised, deviations, expected):
     turns = {"search": [1.0] * 4, "data_parallel": _turns(simple, deviations)}
