@@ -13,24 +13,25 @@ _BYTES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def parse_bytes(text: str, what: str = "--memory_limit") -> float | None:
+def parse_bytes(text: str, what: str = "--memory_limit", *, of_device: bool = True) -> float | None:
     """Reads a memory limit: bytes, "11GB", "10.5GiB", "none" (infinite), or "device" (None).
 
     Args:
       text: as it was given.
       what: it was given as, for people.
+      of_device: whether there is a device, and "device" is an answer.
 
     Raises:
       UsageError: it is something else, or nothing.
     """
     word = text.strip().lower()
-    if word in ("device", "none"):
+    if word == "none" or (of_device and word == "device"):
         return None if word == "device" else math.inf
     match = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?(?:e\+?\d{1,2})?)\s*([kmgt]?i?b)?", word)
     limit = float(match[1]) * _BYTES[match[2] or ""] if match and (match[2] or "") in _BYTES else 0.0
     if not limit >= 1.0:
-        raise UsageError(f"{what}={text}: give bytes (11000000000), a size (11GB, 10.5GiB), device (what a "
-                         "device of the machine holds) or none")
+        device = ", device (what a device of the machine holds)" if of_device else ""
+        raise UsageError(f"{what}={text}: give bytes (11000000000), a size (11GB, 10.5GiB){device} or none")
     return limit
 
 

@@ -84,21 +84,13 @@ def _check(network: CostNetwork, solution: Solution) -> None:
     print("certificate  verified")
 
 
-def _size(flag: str, given: str | None) -> float | None:
-    """Bytes that a flag was given as a size."""
-    if given is None:
-        return None
-    if (size := parse_bytes(given, flag)) is None:
-        raise UsageError(f"{flag}={given}: a network names no device; give bytes (11000000000) or a size (11GB)")
-    return size
-
-
 def _run(arguments: Sequence[str] | None) -> int:
     flags = _parser().parse_args(arguments)
     if flags.file is None:
         raise UsageError("no network named; give the npz file to search")
-    search_memory = _size("--search_memory", flags.search_memory)
-    memory_limit = _size("--memory_limit", flags.memory_limit)
+    search_memory, memory_limit = (  # a network names no device
+        None if given is None else parse_bytes(given, flag, of_device=False) for flag, given in (
+            ("--search_memory", flags.search_memory), ("--memory_limit", flags.memory_limit)))
     options = {name: value for name, value in {"search_memory": search_memory, "seed": flags.seed,
                                                "proposals": flags.proposals, "k": flags.k}.items()
                if value is not None}
