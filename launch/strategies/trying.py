@@ -35,14 +35,14 @@ by in the median (docs/benchmarks/accuracy.md, docs/benchmarks/cluster.md)."""
 _DEVIATION = 0.5
 """Of that, the standard deviation of the logarithm of a prediction: 1.5 times the median error, as of a normal
 distribution."""
-_TURNS = 12
+_TURNS = 8
 _ENOUGH = 4
 """Turns after which the means of two arms tell them apart, if they do."""
 _APART = 2.5
 """Standard errors between two arms that are told apart."""
 _UNKNOWN, _LEAST = 0.1, 0.002
 """The deviation of a turn of which nothing is known, for it was the only one; and what no turn deviates less by."""
-_SHARE = 0.2
+_SHARE = 0.15
 """Of --measure_seconds: no further turn is begun after it."""
 _CLEARLY = 1.2
 """Times the fastest: what is slower drops out after one turn. What is nearer has another one, however little its steps
