@@ -223,8 +223,8 @@ class Pipeline:
                         tuple(one for doing in found if doing.end > doing.begin for one in self._slices(doing)))
 
     def _slices(self, doing: Doing) -> Iterator[Slice]:
-        """Something that the devices of a stage do, on each of them: to what it sends every device of a stage sends to
-        one of the other."""
+        """What a stage does, on each of its devices; of what it sends, each device sends a part to one of the other
+        stage."""
         stage, target = self.stages[doing.stage], self.stages[doing.target]
         kind = "kernels" if doing.stage == doing.target else "transfer"
         for number in range(stage.devices):
