@@ -236,6 +236,17 @@ def _reach(run: _Run, stage: str, ranks: Sequence[int]) -> None:
     run.until("training", lambda: run.step() > before + 2 * _EVERY + 1)
 
 
+def _unlike(run: _Run, undisturbed: Mapping[int, float], least: int = 0) -> str:
+    """What is wrong with the steps of a run; empty: each is there once, at least so many, with the loss of a run that
+    nothing happened to."""
+    found = losses(run.output)
+    if list(found) != list(range(len(found))) or len(found) < least:
+        return "a step is missing"
+    far = any(abs(found[step] - undisturbed[step]) > _CLOSE * abs(undisturbed[step])
+              for step in found.keys() & undisturbed.keys())
+    return "other losses" if far else ""
+
+
 def _asked_to_end(run: _Run, stage: str, undisturbed: Mapping[int, float]) -> tuple[str, list[float]]:
     """Ends a run in the stage, and goes on with it: what is wrong ("": nothing), seconds until it had ended."""
     _reach(run, stage, range(3 if run.hosts else 2))
@@ -257,12 +268,8 @@ def _asked_to_end(run: _Run, stage: str, undisturbed: Mapping[int, float]) -> tu
     run.launchers = run.start(done + _EVERY)
     if codes := [code for code in run.codes() or [None] if code != 0]:
         return f"went on to exit codes {codes}", seconds
-    found = losses(run.output)
-    if list(found) != list(range(len(found))) or len(found) < done + _EVERY:
-        return "a step is missing", seconds
-    if any(abs(found[step] - undisturbed[step]) > _CLOSE * abs(undisturbed[step])
-           for step in found.keys() & undisturbed.keys()):
-        return "other losses", seconds
+    if problem := _unlike(run, undisturbed, done + _EVERY):
+        return problem, seconds
     left = run.left()
     return (f"left: {left}" if left else ""), seconds
 
@@ -282,28 +289,18 @@ def _twice(run: _Run, stage: str, strike: _Strike, named: str, undisturbed: Mapp
             run.hosts.mend(host)
     _reach(run, "training", ranks)
     strike(run)
-    begin, ends = time.monotonic(), dict[int, float]()
-    while len(ends) < len(run.launchers) and time.monotonic() < begin + 60.0:
-        for number, launcher in enumerate(run.launchers):
-            if number not in ends and launcher.poll() is not None:
-                ends[number] = time.monotonic() - begin
-        time.sleep(0.02)
-    if len(ends) < len(run.launchers):
-        return "a launcher has not ended within 60 s", seconds
-    seconds.append(max(ends.values()))
-    codes = [launcher.returncode for launcher in run.launchers]
+    begin, codes = time.monotonic(), run.codes()
+    if codes is None:
+        return "a launcher has not ended within a minute", seconds
+    seconds.append(time.monotonic() - begin)
     if codes != [ClusterError.exit_code] * len(codes):
         return f"exit codes {codes}", seconds
     for number in range(len(codes)):
         last = (run.said(number).splitlines() or [""])[-1]
         if "error: " not in last or "rank " not in last or (not number and f"error: {named}" not in last):
             return f"its last line is {last!r}", seconds
-    found = losses(run.output)
-    if list(found) != list(range(len(found))):
-        return "a step is missing", seconds
-    if any(abs(found[step] - undisturbed[step]) > _CLOSE * abs(undisturbed[step])
-           for step in found.keys() & undisturbed.keys()):
-        return "other losses", seconds
+    if problem := _unlike(run, undisturbed):
+        return problem, seconds
     if max(seconds) > _FOUND_WITHIN:
         return f"found after {max(seconds):.1f} s", seconds
     left = run.left()

@@ -26,7 +26,7 @@ from pase_mtf.models.presets import ModelConfig
 from pase_mtf.operations.facts import needed_for_updates
 from pase_mtf.operations.flow import all_operations
 from pase_mtf.operations.registry import rule_of
-from pase_mtf.pipeline.pipeline import Pipeline, named
+from pase_mtf.pipeline.pipeline import Pipeline, task_text
 from pase_mtf.pipeline.schedule import tasks_in_order
 
 __all__ = ["PipelinedProgram", "build_pipelined", "lower_pipeline", "works_of_pipeline"]
@@ -119,12 +119,11 @@ def works_of_pipeline(program: Program, lowering: mtf.Lowering) -> dict[str, Wor
     """
     assert isinstance(program, PipelinedProgram)
     assert isinstance(lowering, PlanLowering)
-    update = Work(named("update", 0), "update")
-    works = dict.fromkeys(program.applied, update)
+    works = dict.fromkeys(program.applied, Work(task_text("update", 0), "update"))
     for phase, parts, first in (("forward", program.written.forward, 0), ("backward", program.written.backward, 0),
                                 ("backward", program.written.added, 1)):
         for number, operations in enumerate(parts, first):
-            works.update(dict.fromkeys(operations, Work(named(phase, number), phase)))
+            works.update(dict.fromkeys(operations, Work(task_text(phase, number), phase)))
     return {scope.rstrip("/"): works[operation] for scope, operation in lowering.scopes.items() if operation in works}
 
 

@@ -23,7 +23,7 @@ from pase_mtf.simulator.timeline import Slice, Timeline
 from pase_mtf.strategy.kernels_text import is_report, kernels_text
 from pase_mtf.strategy.search_report import KernelsReport
 
-__all__ = ["FORMAT", "VERSION", "Pipeline", "PipelineReport", "Stage", "distance_text", "named"]
+__all__ = ["FORMAT", "VERSION", "Pipeline", "PipelineReport", "Stage", "distance_text", "task_text"]
 
 FORMAT = "pase_mtf.pipeline"
 VERSION = 1
@@ -135,8 +135,13 @@ class _PipelineFields(TypedDict):
     shared_cores: NotRequired[bool]
 
 
-def named(phase: str, microbatch: int) -> str:
-    """What is done, for people: of which microbatch (counted from 0), or the update."""
+def task_text(phase: str, microbatch: int) -> str:
+    """What a stage does, for people: for which microbatch, or the update.
+
+    Args:
+      phase: one of `signature.PHASES`.
+      microbatch: counted from 0; of an update it does not matter.
+    """
     return PHASES[-1] if phase == PHASES[-1] else f"microbatch {microbatch + 1}"
 
 
@@ -230,7 +235,7 @@ class Pipeline:
         for number in range(stage.devices):
             device = stage.offset + number
             receiver = device if kind == "kernels" else target.offset + number % target.devices
-            yield Slice(kind, doing.phase, named(doing.phase, doing.microbatch), device, receiver, doing.begin,
+            yield Slice(kind, doing.phase, task_text(doing.phase, doing.microbatch), device, receiver, doing.begin,
                         doing.end)
 
     def table(self) -> str:
