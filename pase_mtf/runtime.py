@@ -5,6 +5,7 @@ TensorFlow is imported within functions only: cores and devices are asked about 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import glob
 import itertools
@@ -12,6 +13,7 @@ import os
 import pathlib
 import platform
 import re
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from pase_mtf.compat import tf
 
 __all__ = ["JOB", "MAX_DEVICES", "Devices", "available_bytes", "choose_devices", "cores", "describe_host", "gpu_bytes",
-           "gpu_names", "memory_bytes", "operation_threads", "processor_name", "session_config", "unfolding_threads",
-           "uses_onednn"]
+           "gpu_names", "memory_bytes", "operation_threads", "processor_name", "session_config", "thread_seconds",
+           "unfolding_threads", "uses_onednn"]
 
 JOB = "worker"
 """What TensorFlow calls the processes of a run over several of them; each is a task of this job."""
@@ -71,6 +73,27 @@ def cores() -> float:
         if quota.isdigit() and period.isdigit() and int(period):  # else "max" or -1: no quota
             number = min(number, int(quota) / int(period))
     return number
+
+
+_CLOCK_OF_THREAD = 0b110
+"""The clock of a thread in Linux: all bits of its number turned over, then these, for what it computed so far."""
+
+
+def thread_seconds() -> dict[int, float]:
+    """Thread of this process -> seconds that it has computed, up to now.
+
+    `time.process_time` knows of the other threads what they had computed when the system last looked, at a tick: some
+    milliseconds ago, where they never sleep. Only where there is no /proc is that told, as of one thread.
+    """
+    found = dict[int, float]()
+    try:
+        for entry in os.listdir(_PROC / "self" / "task"):
+            thread = int(entry)
+            with contextlib.suppress(OSError):  # it has ended
+                found[thread] = time.clock_gettime((~thread << 3) | _CLOCK_OF_THREAD)
+    except OSError:
+        found = {0: time.process_time()}
+    return found
 
 
 def operation_threads(devices: int) -> int:

@@ -2,6 +2,9 @@
 
 import contextlib
 import pathlib
+import sys
+import threading
+import time
 import types
 
 import pytest
@@ -16,6 +19,7 @@ from pase_mtf.runtime import (
     describe_host,
     operation_threads,
     session_config,
+    thread_seconds,
 )
 
 
@@ -276,3 +280,30 @@ def test_each_session_has_the_threads_that_it_asks_for(monkeypatch):
             with tf.Session(config=session_config(Devices.first(4, "cpu"))) as other:
                 other.run(constant)
                 assert threads() >= before + 4  # a pool for every device
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the clocks of threads are Linux's")
+def test_what_threads_compute_is_known_at_once():
+    """Also of one that has not slept since: the clock of the process has that at the system's next tick."""
+    computed, enough = threading.Event(), threading.Event()
+
+    def compute():
+        while time.thread_time() < 0.03:
+            pass
+        computed.set()
+        while not enough.is_set():
+            pass
+
+    before = thread_seconds()
+    assert before[threading.get_native_id()] == pytest.approx(time.thread_time(), abs=1e-2)
+    thread = threading.Thread(target=compute)
+    thread.start()
+    assert computed.wait(60)
+    found = thread_seconds()[thread.native_id]
+    enough.set()
+    thread.join()
+    assert found >= 0.03
+
+
+def test_where_threads_have_no_clocks_the_process_has_one(kernel):
+    assert thread_seconds() == {0: pytest.approx(time.process_time(), abs=1.0)}

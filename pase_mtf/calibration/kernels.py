@@ -13,9 +13,11 @@ What comes from other devices was just made there, by another thread, and lies i
 for every reader anew. So the inputs of kernels that lie apart are made again for every run of these, on their devices,
 and what making them takes by itself is taken off: sending them stays a part of the kernel.
 
-What a kernel reads has lain since the last run, behind all else that this session touches. Of a kernel that reads what
-one like it has just read (`Kernel.again`) several are run in a row, whatever they take: all but the first find it in
-the caches.
+Of what a kernel of a training step reads and overwrites, some lies in the caches, as it was just made, and some does
+not: weights, what the backward pass reads again, memory that was freed long ago. So every kernel is timed twice: in
+runs that follow each other, which find all of it there, and in runs that follow one of every other kernel of the
+session; the mean of both counts. Of a kernel that reads what one like it has just read (`Kernel.again`) several are run
+in a row, whatever they take: all but the first find it in the caches.
 
 Whoever else uses the host makes everything slower for a while, never faster. So all kernels of a session are looked at
 several times over, and the best of these counts; and two kernels that stand in every session tell when it was disturbed
@@ -38,13 +40,14 @@ from pase_mtf.calibration.nodes import Nodes
 from pase_mtf.calibration.references import PROBES
 from pase_mtf.compat import graph_of_nodes, tf
 from pase_mtf.machine.kernels import SENT, TINY, Kernel, Timing
-from pase_mtf.runtime import Devices, available_bytes, cores, session_config
+from pase_mtf.runtime import Devices, available_bytes, cores, session_config, thread_seconds
 
 __all__ = ["KernelTimer", "KernelWatch", "plain_config"]
 
 _SPREAD = 0.05
 _PASSES = 3
-_LEAST_RUNS, _MOST_RUNS = 2, 30  # in a pass
+_LEAST_RUNS, _MOST_RUNS = 2, 30  # in a pass, one after the other
+_ROUNDS = 3  # of a pass, of all kernels of a session in turn
 _SECONDS = 0.02  # of all runs of a kernel in a pass, where their times differ by more
 _RUN_SECONDS = 4e-3  # of one run, where the kernel takes about as long as expected
 _RUN_SECONDS_OVER_PROCESSES = 2e-2
@@ -58,10 +61,13 @@ _DISTURBED = 1.25  # times as long as a probe took at best
 _KEPT_BYTES = 1 << 18  # what moves no more stays in a core's own cache, where others make nothing slower
 _TRIES = 2  # of what was disturbed
 _SESSIONS = 5  # that tell what it takes to dispatch a node from thread to thread, where no table does
-_WAITING = 4 / 3  # of shared cores: how much longer a run may take than the work of the cores
+_WAITING = 1.1  # of shared cores: how much longer a run may take than the work of the cores; steps take 1.02 to 1.12
 
 _IDLE = Kernel("NoOp", (), ())
 _IN_A_ROW, _BESIDE = Kernel("InARow", (), ()), Kernel("Beside", (), ())
+_IDLE_AGAIN = Kernel("NoOpAgain", (), ())  # the same as _IDLE, in runs that follow each other
+_ONLY_AGAIN = frozenset({_IDLE_AGAIN, _IN_A_ROW, _BESIDE, TINY})
+"""What tells how long it takes to dispatch a node: to wake the threads of a session is no part of that."""
 _MAKING = "Making"
 """What stands for making the inputs of a kernel, among those that are looked at."""
 _TINY_REPEATS = 16  # on every device, of either
@@ -248,11 +254,13 @@ class _Bench:
                   for kernel in kernels if self._is_fresh(kernel)}
         for kernel, beside in self._dispatching():
             names[kernel] = nodes.kernel(TINY, _TINY_REPEATS, beside)
-        names[_IDLE], fill = nodes.idle(), nodes.group(nodes.fills)
+        names[_IDLE] = names[_IDLE_AGAIN] = nodes.idle()
+        fill = nodes.group(nodes.fills)
         graph, targets = graph_of_nodes(nodes.definition, [*names.values(), fill])
         with tf.Session(self._devices.target, graph=graph, config=self._config) as session:
             session.run(targets[fill])
-            yield lambda: {kernel: self._median(session, targets[name]) for kernel, name in names.items()}
+            runs = {kernel: session.make_callable(targets[name]) for kernel, name in names.items()}
+            yield lambda: self._look(runs)
 
     def _measure(self, kernels: Sequence[Kernel]) -> dict[Kernel, Timing]:
         found: dict[Kernel, Timing] = {}
@@ -269,10 +277,16 @@ class _Bench:
     def of_one(self, looked: Mapping[Kernel, Timing]) -> dict[Kernel, Timing]:
         """What one run of each kernel takes in a step, by what `opened` tells."""
         dispatch = self._dispatch_seconds(looked)
-        return {kernel: self._of_one(kernel, timing, looked[_making(kernel) if self._is_fresh(kernel) else _IDLE],
+        return {kernel: self._of_one(kernel, timing, looked[self._without(kernel)],
                                      0.0 if kernel.operation == SENT else dispatch)  # what is only sent is no node
                 for kernel, timing in looked.items()
-                if kernel not in (_IDLE, _IN_A_ROW, _BESIDE) and kernel.operation != _MAKING}
+                if kernel not in (_IDLE, _IDLE_AGAIN, _IN_A_ROW, _BESIDE) and kernel.operation != _MAKING}
+
+    def _without(self, kernel: Kernel) -> Kernel:
+        """What stands for a run of a kernel without the kernel."""
+        if self._is_fresh(kernel):
+            return _making(kernel)
+        return _IDLE_AGAIN if kernel in _ONLY_AGAIN else _IDLE
 
     def _of_one(self, kernel: Kernel, timing: Timing, without: Timing, dispatch: float) -> Timing:
         """What one run of a kernel takes, by what a run of all of them took, and one without them."""
@@ -299,7 +313,7 @@ class _Bench:
             return 0.0
         if self._tiny is None:
             return max(0.0, float(np.median([*_dispatches.get(self._devices, ()), self._dispatch_now(looked)])))
-        alone = (looked[_IN_A_ROW].seconds - looked[_IDLE].seconds) / self._runs(_TINY_REPEATS)
+        alone = (looked[_IN_A_ROW].seconds - looked[_IDLE_AGAIN].seconds) / self._runs(_TINY_REPEATS)
         return max(0.0, self._tiny - max(alone, _LEAST_SECONDS))
 
     def _dispatch_now(self, looked: Mapping[Kernel, Timing]) -> float:
@@ -318,27 +332,74 @@ class _Bench:
         together = expected * (self._devices.count / cores() if self._shared else 1.0)
         return int(np.clip(seconds / together, least, _REPEATS))
 
-    def _median(self, session: tf.Session, target: tf.Operation) -> Timing:
-        """What a run takes: the median of as many runs as bring the spread below 5 %, or take the time.
-
-        On cores that others use as well a run is longer than its work: then no more than a third of the work is taken
-        for such waiting as is part of the kernels.
-        """
-        run, walls = session.make_callable(target), list[float]()
-        run()
-        begin, work = time.perf_counter(), time.process_time()
-        while True:
-            started = time.perf_counter()
+    def _look(self, runs: Mapping[Kernel, Callable[[], object]]) -> dict[Kernel, Timing]:
+        """What a run of every kernel takes: the mean of runs that follow each other, and of such as follow others."""
+        for run in runs.values():
             run()
-            ended = time.perf_counter()
-            walls.append(ended - started)
-            if len(walls) < _LEAST_RUNS:
-                continue
-            low, median, high = statistics.quantiles(walls, n=4, method="inclusive")  # NumPy's takes as long as a run
-            spread = 0.5 * (high - low) / median
-            long = ended - begin
-            if len(walls) >= _MOST_RUNS or long > _SECONDS or (spread < _SPREAD and long > 0.2 * _SECONDS):
-                break
-        if self._shared and not self._waiting:
-            median = min(median, (time.process_time() - work) / len(walls) / cores() * _WAITING)
-        return Timing(float(median), float(spread), len(walls))
+        apart = {kernel: _Clocked() for kernel in runs if kernel not in _ONLY_AGAIN}
+        for _ in range(_ROUNDS):
+            for kernel, clocked in apart.items():
+                with clocked.counting():
+                    clocked.run(runs[kernel])
+        return {kernel: self._mean(self._in_a_row(run), *([apart[kernel]] if kernel in apart else []))
+                for kernel, run in runs.items()}
+
+    def _in_a_row(self, run: Callable[[], object]) -> _Clocked:
+        """As many runs as bring the spread below 5 %, or take the time."""
+        clocked = _Clocked()
+        run()
+        begin = time.perf_counter()
+        with clocked.counting():
+            while True:
+                clocked.run(run)
+                long = time.perf_counter() - begin
+                if len(clocked.walls) >= _LEAST_RUNS and (
+                        len(clocked.walls) >= _MOST_RUNS or long > _SECONDS
+                        or (clocked.spread < _SPREAD and long > 0.2 * _SECONDS)):
+                    return clocked
+
+    def _mean(self, *clocked: _Clocked) -> Timing:
+        """Of several series of runs, the mean of what each says that one takes, and all that is known of their spread.
+
+        On cores that others use as well a run is longer than its work: then no more waiting is taken for a part of the
+        kernels than there is in a step.
+        """
+        seconds = []
+        for series in clocked:
+            work = series.work / len(series.walls) / cores() * _WAITING
+            bounded = self._shared and not self._waiting
+            seconds.append(min(series.median, work) if bounded else series.median)
+        return Timing(float(np.mean(seconds)), max(series.spread for series in clocked),
+                      sum(len(series.walls) for series in clocked))
+
+
+class _Clocked:
+    """A series of runs: what each took, and what the threads of this process have computed in all of them."""
+
+    def __init__(self) -> None:
+        self.walls: list[float] = []
+        self.work = 0.0
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """What is computed within the block is work of the runs."""
+        before = thread_seconds()
+        yield
+        self.work += sum(seconds - before.get(thread, 0.0) for thread, seconds in thread_seconds().items())
+
+    def run(self, run: Callable[[], object]) -> None:
+        """One more run."""
+        begin = time.perf_counter()
+        run()
+        self.walls.append(time.perf_counter() - begin)
+
+    @property
+    def median(self) -> float:
+        """Of what they took."""
+        return statistics.median(self.walls)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles, relative to the median."""
+        low, median, high = statistics.quantiles(self.walls, n=4, method="inclusive")  # NumPy's takes as long as a run
+        return 0.5 * (high - low) / median

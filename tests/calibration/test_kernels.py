@@ -102,8 +102,8 @@ def test_a_kernel_goes_from_thread_to_thread(monkeypatch):
     nodes, kernels = 2 * timing._TINY_REPEATS, 2 * bench._repeats(_ADD)
 
     def looked(dispatch):
-        return {_ADD: Timing(1e-4 + kernels * 5e-6), timing._IDLE: Timing(1e-4), timing._IN_A_ROW: Timing(2e-4),
-                timing._BESIDE: Timing(2e-4 + nodes * dispatch)}
+        return {_ADD: Timing(3e-4 + kernels * 5e-6), timing._IDLE: Timing(3e-4), timing._IDLE_AGAIN: Timing(1e-4),
+                timing._IN_A_ROW: Timing(2e-4), timing._BESIDE: Timing(2e-4 + nodes * dispatch)}
 
     first = bench.of_one(looked(3e-6))
     assert set(first) == {_ADD}
@@ -127,7 +127,8 @@ def test_what_comes_from_other_devices_is_made_for_every_run(monkeypatch):
     runs = {kernel: 2 * bench._repeats(kernel) for kernel in (total, send)}
     looked = {total: Timing(3e-4 + runs[total] * 9e-6), timing._making(total): Timing(3e-4),
               send: Timing(4e-4 + runs[send] * 5e-6), timing._making(send): Timing(4e-4), timing._IDLE: Timing(1e-4),
-              timing._IN_A_ROW: Timing(2e-4), timing._BESIDE: Timing(2e-4 + 2 * timing._TINY_REPEATS * 2e-6)}
+              timing._IDLE_AGAIN: Timing(1e-4), timing._IN_A_ROW: Timing(2e-4),
+              timing._BESIDE: Timing(2e-4 + 2 * timing._TINY_REPEATS * 2e-6)}
     found = bench.of_one(looked)
     assert set(found) == {total, send}
     assert found[total].seconds == pytest.approx(9e-6 + 2e-6)

@@ -11,7 +11,8 @@ from pase_mtf.calibration.kernels import KernelWatch
 from pase_mtf.calibration.meter import KernelMeter
 from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.calibration.speed import SpeedWatch, speed_note
-from pase_mtf.machine.kernels import Timing
+from pase_mtf.machine.kernels import TINY, Timing
+from pase_mtf.runtime import Devices
 
 _SHARES = {REFERENCES[0]: 0.25, REFERENCES[1]: 0.5, REFERENCES[2]: 0.25}
 
@@ -153,15 +154,46 @@ class _Busy:
 
 @pytest.mark.parametrize("waiting", [False, True])
 def test_what_kernels_wait_for_others_is_told_of_a_busy_machine(monkeypatch, waiting):
-    """Everything takes ten times as long, while the work of the cores stays what it is. Prices grow by a third at most.
-    """
+    """Everything takes ten times as long, while the work of the cores stays what it is. Prices grow by no more than
+    steps wait."""
     monkeypatch.setattr(timing, "_dispatches", {})
     monkeypatch.setattr(timing.tf, "Session", _Busy)
-    monkeypatch.setattr(timing, "time", SimpleNamespace(
-        perf_counter=lambda: _Busy.wall, process_time=lambda: _Busy.work))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: _Busy.wall))
+    monkeypatch.setattr(timing, "thread_seconds", lambda: {1: _Busy.work})
     seconds = {}
     for factor in (1.0, 10.0):
         monkeypatch.setattr(_Busy, "factor", factor)
         with contextlib.closing(KernelWatch(REFERENCES[6:7], 2, waiting=waiting)) as watch:
             seconds[factor], = watch.seconds().values()
-    assert seconds[10.0] / seconds[1.0] == pytest.approx(10.0 if waiting else 4 / 3)
+    assert seconds[10.0] / seconds[1.0] == pytest.approx(10.0 if waiting else timing._WAITING)
+
+
+class _Caches(_Busy):
+    """A machine on which whatever has not been run just before takes three times as long."""
+
+    last = None
+
+    def make_callable(self, target):
+        if target not in self._targets:
+            self._targets.append(target)
+        seconds = 1e-2 if target is self._targets[0] else 1e-3
+
+        def run():
+            cold = _Caches.last is not target
+            _Caches.last = target
+            _Busy.wall += (3 if cold else 1) * seconds
+            _Busy.work += timing.cores() * (3 if cold else 1) * seconds
+        return run
+
+
+def test_half_of_what_a_kernel_reads_is_in_the_caches(monkeypatch):
+    monkeypatch.setattr(timing, "_dispatches", {})
+    monkeypatch.setattr(timing.tf, "Session", _Caches)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: _Busy.wall))
+    monkeypatch.setattr(timing, "thread_seconds", lambda: {1: _Busy.work})
+    kernel, bench = REFERENCES[6], timing._Bench(Devices.first(2, "cpu"), True, {})
+    repeats = bench._runs(bench._repeats(kernel))
+    # A run of it alone takes 10 ms, of nothing 1 ms; three times as much after others.
+    assert bench.measure([kernel])[kernel].seconds == pytest.approx((20e-3 - 2e-3) / repeats)
+    # A tiny kernel tells how it is dispatched, not how threads are woken.
+    assert bench.measure([TINY])[TINY].seconds == pytest.approx((10e-3 - 1e-3) / bench._runs(bench._repeats(TINY)))
