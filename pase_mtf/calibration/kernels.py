@@ -47,8 +47,8 @@ __all__ = ["KernelTimer", "KernelWatch", "plain_config"]
 _SPREAD = 0.05
 _PASSES = 3
 _LEAST_RUNS, _MOST_RUNS = 2, 30  # in a pass, one after the other
-_ROUNDS = 3  # of a pass, of all kernels of a session in turn
-_SECONDS = 0.02  # of all runs of a kernel in a pass, where their times differ by more
+_ROUNDS = 2  # of a pass, of all kernels of a session in turn
+_SECONDS = 0.01  # of such runs of a kernel in a pass, where their times differ by more
 _RUN_SECONDS = 4e-3  # of one run, where the kernel takes about as long as expected
 _RUN_SECONDS_OVER_PROCESSES = 2e-2
 _REPEATS = 8  # at most, of a kernel on every device: making a node takes longer than running it
@@ -198,7 +198,6 @@ class KernelWatch:
         self._bench = _Bench(Devices.first(devices, kind), kind == "cpu", {}, waiting=waiting)
         self._open = contextlib.ExitStack()
         self._look = self._open.enter_context(self._bench.opened(kernels))
-        self._look()  # TensorFlow looks through a whole graph at the first run of each
 
     def seconds(self) -> dict[Kernel, float]:
         """What one run of every kernel takes now, on all devices at once."""
@@ -260,6 +259,8 @@ class _Bench:
         with tf.Session(self._devices.target, graph=graph, config=self._config) as session:
             session.run(targets[fill])
             runs = {kernel: session.make_callable(targets[name]) for kernel, name in names.items()}
+            for run in runs.values():
+                run()  # TensorFlow looks through a whole graph at the first run of each
             yield lambda: self._look(runs)
 
     def _measure(self, kernels: Sequence[Kernel]) -> dict[Kernel, Timing]:
@@ -334,8 +335,6 @@ class _Bench:
 
     def _look(self, runs: Mapping[Kernel, Callable[[], object]]) -> dict[Kernel, Timing]:
         """What a run of every kernel takes: the mean of runs that follow each other, and of such as follow others."""
-        for run in runs.values():
-            run()
         apart = {kernel: _Clocked() for kernel in runs if kernel not in _ONLY_AGAIN}
         for _ in range(_ROUNDS):
             for kernel, clocked in apart.items():
