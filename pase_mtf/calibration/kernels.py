@@ -22,7 +22,7 @@ in a row, whatever they take: all but the first find it in the caches.
 Whoever else uses the host makes everything slower for a while, never faster. So all kernels of a session are looked at
 several times over, and the best of these counts; and two kernels that stand in every session tell when it was disturbed
 for longer: then all of it is timed again. Where that lasts, for minutes, the times of large kernels are divided by how
-much longer than at best the one of the two took that is bound by the same.
+much longer than undisturbed the one of the two took that is bound by the same.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _REPEATS_ALONE = 64  # of a kernel that has its device for itself: to start a ru
 _BATCH = 24  # kernels: TensorFlow looks through a whole graph at the first run of each
 _BATCH_BYTES = 1 << 30
 _LEAST_SECONDS = 5e-7  # of a kernel that cannot be told from none
-_DISTURBED = 1.25  # times as long as a probe took at best
+_DISTURBED = 1.25  # times as long as a probe took undisturbed
 _KEPT_BYTES = 1 << 18  # what moves no more stays in a core's own cache, where others make nothing slower
 _TRIES = 2  # of what was disturbed
 _SESSIONS = 5  # that tell what it takes to dispatch a node from thread to thread, where no table does
@@ -66,13 +66,14 @@ _WAITING = 1.1  # of shared cores: how much longer a run may take than the work 
 _IDLE = Kernel("NoOp", (), ())
 _IN_A_ROW, _BESIDE = Kernel("InARow", (), ()), Kernel("Beside", (), ())
 _IDLE_AGAIN = Kernel("NoOpAgain", (), ())  # the same as _IDLE, in runs that follow each other
-_ONLY_AGAIN = frozenset({_IDLE_AGAIN, _IN_A_ROW, _BESIDE, TINY})
-"""What tells how long it takes to dispatch a node: to wake the threads of a session is no part of that."""
+_ONLY_AGAIN = frozenset({_IDLE_AGAIN, _IN_A_ROW, _BESIDE, TINY, *PROBES})
+"""What is not timed after others: what tells how long it takes to dispatch a node, of which to wake the threads of a
+session is no part, and what tells how fast the machine is, whatever else a session holds."""
 _MAKING = "Making"
 """What stands for making the inputs of a kernel, among those that are looked at."""
 _TINY_REPEATS = 16  # on every device, of either
-_undisturbed_seconds: dict[tuple[Devices, Kernel], float] = {}
-"""What they took at best in this process."""
+_probed_seconds: dict[tuple[Devices, Kernel], list[float]] = {}
+"""What they took in every session of this process."""
 _dispatches: dict[Devices, list[float]] = {}
 """What it took to dispatch a node from thread to thread, of every session of this process."""
 
@@ -151,13 +152,16 @@ class KernelTimer:
         return {kernel: dataclasses.replace(timing, seconds=seconds) for kernel, (_, seconds, timing) in own.items()}
 
     def _slower(self, timings: Mapping[Kernel, Timing]) -> dict[Kernel, float]:
-        """How many times as long the probes took as at best, in this process and in the table."""
+        """How many times as long the probes took as when nobody disturbs them: as in the table, or in the best quarter
+        of this process's sessions. The best of all is an accident."""
         found = {}
         for probe in PROBES:
             if probe in timings:
-                key, seconds = (self._devices, probe), timings[probe].seconds
-                best = _undisturbed_seconds[key] = min(seconds, _undisturbed_seconds.get(key, seconds))
-                found[probe] = seconds / min(best, self._best.get(probe, seconds))
+                seconds = timings[probe].seconds
+                seen = _probed_seconds.setdefault((self._devices, probe), [])
+                seen.append(seconds)
+                undisturbed = min(float(np.percentile(seen, 25)), self._best.get(probe, seconds))
+                found[probe] = seconds / undisturbed
         return found
 
     def _batches(self, kernels: Iterable[Kernel]) -> Iterator[Sequence[Kernel]]:
@@ -177,7 +181,7 @@ class KernelTimer:
 
 
 def _divisor(kernel: Kernel, slower: Mapping[Kernel, float]) -> float:
-    """By what to divide the time of a kernel, given how many times as long as at best the probes took."""
+    """By what to divide the time of a kernel, given how many times as long as undisturbed the probes took."""
     if kernel.nbytes < _KEPT_BYTES or kernel in PROBES:
         return 1.0
     by = slower.get(PROBES[kernel.family == "pointwise"], 1.0)
@@ -308,12 +312,14 @@ class _Bench:
         return ((_IN_A_ROW, False), (_BESIDE, True)) if self._shared else ()
 
     def _dispatch_seconds(self, looked: Mapping[Kernel, Timing]) -> float:
-        """What it takes: as much as in the table that this belongs to, or else the median of this and the sessions of
-        this process in which kernels were measured, for it differs from one to the next."""
+        """What it takes: as much as in the table that this belongs to, or else as in the best quarter of this and the
+        sessions of this process in which kernels were measured: it differs from one to the next, and while others use
+        the machine it is several times as long."""
         if not self._dispatching():
             return 0.0
         if self._tiny is None:
-            return max(0.0, float(np.median([*_dispatches.get(self._devices, ()), self._dispatch_now(looked)])))
+            known = [*_dispatches.get(self._devices, ()), self._dispatch_now(looked)]
+            return max(0.0, float(np.percentile(known, 25)))
         alone = (looked[_IN_A_ROW].seconds - looked[_IDLE_AGAIN].seconds) / self._runs(_TINY_REPEATS)
         return max(0.0, self._tiny - max(alone, _LEAST_SECONDS))
 

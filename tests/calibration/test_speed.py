@@ -191,7 +191,7 @@ def test_half_of_what_a_kernel_reads_is_in_the_caches(monkeypatch):
     monkeypatch.setattr(timing.tf, "Session", _Caches)
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: _Busy.wall))
     monkeypatch.setattr(timing, "thread_seconds", lambda: {1: _Busy.work})
-    kernel, bench = REFERENCES[6], timing._Bench(Devices.first(2, "cpu"), True, {})
+    kernel, bench = REFERENCES[5], timing._Bench(Devices.first(2, "cpu"), True, {})
     repeats = bench._runs(bench._repeats(kernel))
     # A run of it alone takes 10 ms, of nothing 1 ms; three times as much after others.
     assert bench.measure([kernel])[kernel].seconds == pytest.approx((20e-3 - 2e-3) / repeats)
