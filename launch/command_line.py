@@ -34,8 +34,8 @@ measured speedup over data parallelism.
   python -m pase_mtf.launch --model=transformer --mesh=8
 
 Exit codes: 0 done; 2 bad usage; 3 no feasible strategy; 4 out of memory; 5 the strategy does not fit the graph;
-6 the losses of the arms disagree; 7 a process of --cluster is missing or was lost; 130 (Ctrl-C), 143 (SIGTERM) and 141
-(nobody reads the output) interrupted: what was measured so far is written.
+6 the losses of the arms disagree; 7 a process of --cluster is missing or was lost; 130 (Ctrl-C), 143 (SIGTERM), 129
+(SIGHUP) and 141 (nobody reads the output) interrupted: what was measured so far is written.
 """
 
 
@@ -99,7 +99,7 @@ def _flag_values() -> flags.FlagValues:
     text("dtype", f"Of activations: {', '.join(DTYPES)}; default: the preset's. With bfloat16 variables and their "
          "updates stay float32.")
     text("output_dir", "Where the run's files go; must not exist, but to go on there (--resume); default "
-         "outputs/<model>-<mesh>-<time>.")
+         "outputs/<model>-<mesh>-<time>-<process>.")
     switch("search_only", "Find and print the strategy and write its files; train nothing.")
     text("resume", "Output directory of an earlier run: continue its training. Or auto: begin in --output_dir, or go "
          "on there from the last checkpoint, to the step where this command ends a run that it begins.")

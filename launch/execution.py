@@ -351,8 +351,10 @@ def _exit_code(plan: Plan, history: History, interrupts: Interrupts, output: Out
         rate, what = plan.options.learning_rate, f"the loss of {plan.options.arms[0].name} is not finite"
         if rate is None:
             raise UsageError(f"{what} at step {history.diverged} with the rates of {plan.options.optimizer} itself; "
-                             "give a --learning_rate, a small one, or another --optimizer")
-        raise UsageError(f"--learning_rate={rate}: {what} at step {history.diverged}; take a smaller one")
+                             f"{'start anew with' if plan.checkpoint else 'give'} a --learning_rate, a small one, or "
+                             "another --optimizer")
+        raise UsageError(f"--learning_rate={rate}: {what} at step {history.diverged}; "
+                         f"{'start anew with' if plan.checkpoint else 'take'} a smaller one")
     if history.interrupted and interrupts.asked:
         return interrupts.answer()
     if output.lost is not None:

@@ -9,8 +9,8 @@ Of every program the cheapest strategy is searched and measured until it consist
 parallelism and the expert's strategy. What is measured is kept at once: interrupted, the same command goes on where it
 was. A search with --machine=mine.json, or machine="mine.json" of find_strategy, prices by these kernels anywhere.
 
-Exit codes: 0 done; 2 bad usage; 3 no feasible strategy; 4 out of memory; 130 (Ctrl-C), 143 (SIGTERM) and 141 (nobody
-reads the output) interrupted.
+Exit codes: 0 done; 2 bad usage; 3 no feasible strategy; 4 out of memory; 130 (Ctrl-C), 143 (SIGTERM), 129 (SIGHUP)
+and 141 (nobody reads the output) interrupted.
 """
 
 from __future__ import annotations

@@ -279,8 +279,10 @@ class Options:
                                   "output_dir": self.output_dir or self._new_output_dir()})
 
     def _new_output_dir(self) -> str:
-        """A folder that does not exist, named by model, mesh and time."""
-        stem = os.path.join("outputs", f"{self.model}-{self.mesh_flag.file_name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        """A folder that does not exist, named by model, mesh, time and process: it is made seconds later, and another
+        run that begins in this second must not choose the same."""
+        stem = os.path.join("outputs", f"{self.model}-{self.mesh_flag.file_name}-"
+                                       f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
         name, number = stem, 1
         while os.path.lexists(name):
             number += 1

@@ -52,6 +52,10 @@ def resumed(options: Options, given: set[str]) -> Options:
     known = [field.name for field in dataclasses.fields(Options)]
     check_schema(os.path.join(folder, "config.json"),
                  {name: earlier[name] for name in known if name in earlier}, _WRITTEN)
+    preset = str(options.preset if "preset" in given else earlier.get("preset"))
+    if not rank and preset == earlier.get("preset") and _has_changed(preset, config):
+        raise UsageError(f"--preset={preset}: has other sizes than the run in {folder} was trained with, which its "
+                         "config.json tells (model_config); give --preset=a file with those, or start anew")
     for name in (name for name in _TRAINING if name in given and name in earlier):
         if not (rank and name in _ELSEWHERE) and _is_another(name, getattr(options, name), config):
             told = "synthetic data" if name == "data" and earlier[name] is None else earlier[name]
@@ -93,6 +97,15 @@ def _has_same_sizes(preset: str, config: Mapping[str, Any]) -> bool:
     flags = {name: getattr(before, name) for name in ("batch", "dtype", "optimizer", "learning_rate")}
     found = load_config(config["options"]["model"], preset, **flags)
     return dataclasses.replace(found, preset=before.preset, seed=before.seed) == before
+
+
+def _has_changed(preset: str, config: Mapping[str, Any]) -> bool:
+    """Whether the file of a preset has other sizes by now than config.json tells, where that tells any."""
+    try:
+        config_of(config["options"]["model"], config["model_config"])
+    except (KeyError, TypeError, UsageError):  # it was changed by hand
+        return False
+    return os.path.isfile(preset) and not _has_same_sizes(preset, config)
 
 
 def contradiction(options: ResolvedOptions, config: Mapping[str, Any]) -> str | None:

@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -136,10 +136,11 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
           ends_with: tuple[type[Exception], ...] = (), clock: Callable[[], float] = time.monotonic) -> History:
     """Trains every arm for warmup + steps steps.
 
-    The first step is a turn of its own, so that all can be compared after it, and the rest of the warm-up another; then
-    the arms take turns of `block` steps each, the turn starting with another arm every time. After every turn the arms
-    are compared, and training ends where one is wrong or the loss is not finite any more. It ends between two steps
-    where that is asked for, with what was measured so far: a step that was done was recorded and told to all watchers.
+    The first step is a turn of its own, so that all can be compared after it; then the arms take turns of at most
+    `block` steps each, of the warm-up or of what is timed, the turn starting with another arm every time. After every
+    turn the arms are compared, and training ends where one is wrong or the loss is not finite any more. It ends between
+    two steps where that is asked for, with what was measured so far: a step that was done was recorded and told to all
+    watchers.
     Before it ends, the other arms do the steps of the turn that one of them has done, so that a run which goes on after
     the last step of one does so after that of all; but not where that would take long, or is insisted on. It is looked
     at before every step how long the others would still take: steps may be slower than they were.
@@ -162,9 +163,9 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
     history = History(first_step, {arm.name: [] for arm in arms})
     wished = math.inf
     source = iter(batches)
-    sizes = itertools.chain([1, warmup - 1], (min(block, steps - done) for done in range(0, steps, block)))
+    sizes = itertools.chain([1], _turns(warmup - 1, block), _turns(steps, block))
     start = 0
-    for turn, size in enumerate(size for size in sizes if size):
+    for turn, size in enumerate(sizes):
         try:
             held = list(itertools.islice(source, size))
         except ends_with as error:
@@ -197,6 +198,11 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
         if history.disagreement or history.diverged is not None:
             break
     return history
+
+
+def _turns(steps: int, block: int) -> Iterator[int]:
+    """The sizes of the turns of so many steps."""
+    return (min(block, steps - done) for done in range(0, steps, block))
 
 
 def _to_level(history: History, steps: int) -> float:

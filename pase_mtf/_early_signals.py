@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM while a program's modules are still being imported: a line and the exit code, no traceback.
+"""Ctrl-C, SIGTERM and SIGHUP while a program's modules are still being imported: a line and the exit code, and no
+traceback.
 
 To import this module is to take them, where the program is one of `python -m pase_mtf....` and not otherwise. `import
 pase_mtf` does so before all else. Once they are imported, commands put `pase_mtf.interrupts` in their place.
@@ -13,7 +14,9 @@ from types import FrameType
 
 __all__ = ["SIGNALS"]
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
+if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+    SIGNALS = (*SIGNALS, signal.SIGHUP)
 _PROGRAMS = {f"pase_mtf.{name}" for name in ("launch", "calibration", "epochs", "layout", "search", "strategy.compile")}
 
 

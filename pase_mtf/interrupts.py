@@ -1,5 +1,5 @@
-"""Ctrl-C and SIGTERM: at once while nothing is measured, between two steps afterwards, and never in the middle of a
-file."""
+"""Ctrl-C, SIGTERM and SIGHUP (a terminal was closed): at once while nothing is measured, between two steps afterwards,
+and never in the middle of a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 
 from pase_mtf._early_signals import SIGNALS
 
-__all__ = ["LAST_WISH", "ONE_WISH", "Interrupts"]
+__all__ = ["LAST_WISH", "ONE_WISH", "SIGNALS", "Interrupts"]
 
 ONE_WISH = 0.5
 """Seconds within which signals are one wish: `timeout` and schedulers send one to a process and to its group."""
@@ -25,7 +25,7 @@ LAST_WISH = 2
 
 
 class Interrupts:
-    """Takes both signals while it is entered (in the main thread; others are never interrupted).
+    """Takes these signals while it is entered (in the main thread; others are never interrupted).
 
     The first signal raises KeyboardInterrupt; after `hold` it is only remembered. Python drops a KeyboardInterrupt that
     strikes within a destructor or a callback (of the library that loads compiled code, say): such a one is raised once
@@ -88,7 +88,7 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int | None:
-        """What a shell expects of a process that the first of the signals ended: 130 or 143; None without any."""
+        """What a shell expects of a process that the first of the signals ended: 130, 143 or 129; None without any."""
         return 128 + (self._asked or self._told)[0] if self.asked else None
 
     @property

@@ -82,6 +82,7 @@ class Arm:
           OutOfMemoryError: the variables do not fit.
           FormatError: the checkpoint is damaged, or of another program.
           MismatchError: the ranks lowered different programs.
+          ClusterError: a process was lost before they compared them.
         """
         self.name = name
         self.measured_bytes: int | None = None
@@ -126,7 +127,10 @@ class Arm:
         self._begin = functools.partial(self._fill, passing, to_slices, initialize, checkpoint, cast)
         self._session = self._open()
         if agreement:
-            agreement.check(self._session, _AGREES_WITHIN)
+            try:
+                agreement.check(self._session, _AGREES_WITHIN)
+            except LOST as error:  # the others have ended, or were ended, before they compared
+                raise lost_process(error, f"arm {name}") from error
         self._begin()
         self.build_seconds = time.perf_counter() - start
 

@@ -106,7 +106,7 @@ def _run(told: Mapping[str, Any], devices: Devices) -> tuple[Plan, _Feed]:
     if data.describe() != told["data"]:
         raise MismatchError(f"--data={options.data}: rank {devices.rank} finds {shortened(data.describe())}, rank 0 "
                             f"{shortened(told['data'])}; give every host the same files under the same name")
-    return plan, _Feed(data, max(BLOCK, options.warmup) + 1)
+    return plan, _Feed(data, BLOCK + 1)
 
 
 class _Feed:

@@ -11,6 +11,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from pase_mtf.interrupts import SIGNALS
+
 __all__ = ["Membership", "end_with_launcher", "processes_here", "started_by_launcher"]
 
 _VARIABLE = "PASE_MTF_CLUSTER"
@@ -103,7 +105,7 @@ def started_by_launcher(what: str, command: str) -> Membership | None:
       what: this process is, for people.
       command: that starts such processes.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     # Not through Python's end, nor TensorFlow's: both wait for threads that serve.
     end_with_launcher(lambda: os._exit(0))

@@ -8,8 +8,8 @@ A larger batch takes more epochs, so that data parallelism on ever more devices 
 which mix of N/M workers with M devices each is done first, how far ahead of data parallelism alone it is, and from how
 many devices on. `measure` measures the epochs; interrupted, the same command goes on where it was.
 
-Exit codes: 0 done; 2 bad usage or files; 3 no feasible strategy; 4 out of memory; 130 (Ctrl-C), 143 (SIGTERM) and 141
-(nobody reads the output) interrupted.
+Exit codes: 0 done; 2 bad usage or files; 3 no feasible strategy; 4 out of memory; 130 (Ctrl-C), 143 (SIGTERM), 129
+(SIGHUP) and 141 (nobody reads the output) interrupted.
 """
 
 from __future__ import annotations

@@ -160,6 +160,13 @@ def size(value: float | None) -> str:
     return "-" if value is None else bytes_text(value)
 
 
+def _predicted_ratio(other: ArmRow, row: ArmRow) -> float | None:
+    """How many times as long the step of another arm is predicted to take: by simulated steps where there are any, for
+    no sum of costs is known of a pipeline; None where nothing is known of both."""
+    pairs = ((other.get("simulated_ms"), row.get("simulated_ms")), (other["predicted_ms"], row["predicted_ms"]))
+    return next((theirs / mine for theirs, mine in pairs if theirs and mine), None)
+
+
 def headline(rows: Mapping[str, ArmRow], chosen: Chosen, elsewhere: bool = False) -> str:
     """What a run found, in one line: how much faster than data parallelism, whether proven, how well predicted.
 
@@ -173,8 +180,8 @@ def headline(rows: Mapping[str, ArmRow], chosen: Chosen, elsewhere: bool = False
     said = []
     if row["speedup_over_data_parallel"] is not None:
         said.append(f"{row['speedup_over_data_parallel']:.2f}× data parallelism, measured")
-    elif parallel is not None and parallel["predicted_ms"] and row["predicted_ms"]:
-        said.append(f"{parallel['predicted_ms'] / row['predicted_ms']:.2f}× data parallelism, predicted")
+    elif parallel is not None and (ratio := _predicted_ratio(parallel, row)) is not None:
+        said.append(f"{ratio:.2f}× data parallelism, predicted")
     if isinstance(chosen, Pipeline):
         if chosen.search["pairs"]:
             simulated = f"{chosen.search['simulated']} pipelines simulated"

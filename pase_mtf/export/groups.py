@@ -167,7 +167,10 @@ class Groups:
 
 
 def corresponding_dims(old: mtf.Shape, new: mtf.Shape) -> list[tuple[mtf.Dimension, mtf.Dimension]]:
-    """Pairs of dims of two shapes of equal size whose shards coincide: the outermost dims of every matching run."""
+    """Pairs of dims of two shapes of equal size whose shards coincide: the outermost dims of every matching run; none
+    of tensors without elements."""
+    if not old.size:
+        return []
     olds, news = ([dim for dim in shape.dims if dim.size > 1] for shape in (old, new))
     pairs = []
     i = j = 0

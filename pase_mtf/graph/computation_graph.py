@@ -231,7 +231,7 @@ def _problem(graph: ComputationGraph) -> str:
         return "two layers of one name"
     operands: dict[Operand, None] = {}
     for layer in graph.layers:
-        if min(layer.dims.values(), default=1) < 1:
+        if min(layer.dims.values(), default=0) < 0:
             return f"layer {shortened(layer.name)} has dims {shortened(layer.dims)}"
         if not set(layer.splittable) <= set(layer.dims) or not set(layer.aliases.values()) <= set(layer.dims):
             return f"layer {shortened(layer.name)} splits dims that it does not have"

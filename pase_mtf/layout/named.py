@@ -7,13 +7,15 @@ import functools
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import traceback
+import types
 from collections.abc import Callable, Iterator, Sequence
 
 from absl import flags
 
-from pase_mtf.errors import PaseError, UsageError, nearest
+from pase_mtf.errors import PaseError, UsageError, nearest, shortened
 
 __all__ = ["named_function"]
 
@@ -45,12 +47,23 @@ def _by_itself(text: str, arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _parse_flags() -> None:
-    """Reads the program's flags, as absl's app.run would have done; those that have to be there may be missing."""
-    if not flags.FLAGS.is_parsed():
-        try:
-            flags.FLAGS(sys.argv, known_only=True)
-        except flags.Error:
-            flags.FLAGS.mark_as_parsed()
+    """Reads the program's flags, as absl's app.run would have done; those that have to be there may be missing, and
+    flags of absl's own mean something else to a program that has another parser.
+
+    Raises:
+      UsageError: a flag that the program defines has no such value.
+    """
+    if flags.FLAGS.is_parsed():
+        return
+    try:
+        flags.FLAGS(sys.argv, known_only=True)
+    except flags.Error as error:
+        named = re.search(r"flag -{1,2}([^=:\s]+)", str(error))
+        module = flags.FLAGS.find_module_defining_flag(named[1]) if named else None
+        if not flags.FLAGS.is_parsed() and module and not module.startswith("absl."):
+            raise UsageError(f"the program's own arguments: {shortened(error, 200)}; correct what follows the --"
+                             ) from error
+        flags.FLAGS.mark_as_parsed()
 
 
 def _load(text: str, arguments: Sequence[str]) -> Callable[..., object]:
@@ -63,6 +76,11 @@ def _load(text: str, arguments: Sequence[str]) -> Callable[..., object]:
             raise UsageError(f"--graph={text}: no file {place}; check the path")
         sys.path.insert(0, folder)
         place = file.removesuffix(".py")
+        if "." in place:
+            raise UsageError(f"--graph={text}: Python imports no file with a dot in its name; rename {file}")
+        loaded = sys.modules.get(place)
+        if loaded is not None and not _is_file_of(loaded, os.path.join(folder, file)):
+            raise UsageError(f"--graph={text}: another module is called {place}; rename {file}")
     elif os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -71,6 +89,8 @@ def _load(text: str, arguments: Sequence[str]) -> Callable[..., object]:
         with _by_itself(text, arguments):
             found: object = importlib.import_module(place)
             _parse_flags()
+    except PaseError:
+        raise
     except (Exception, SystemExit) as error:  # a script without a guard may parse its flags, and leave
         if isinstance(error, ModuleNotFoundError) and error.name and (place + ".").startswith(error.name + "."):
             raise UsageError(f"--graph={text}: no module {error.name!r}; run it in the folder that holds it, or set "
@@ -85,6 +105,12 @@ def _load(text: str, arguments: Sequence[str]) -> Callable[..., object]:
     if not callable(found):
         raise UsageError(f"--graph={text}: {name} is no function; name one that builds the graph")
     return found
+
+
+def _is_file_of(module: types.ModuleType, path: str) -> bool:
+    """Whether a module was loaded from a file."""
+    file = getattr(module, "__file__", None)
+    return file is not None and os.path.exists(file) and os.path.samefile(file, path)
 
 
 def _reporting(build_graph: Callable[..., object], named: str, arguments: Sequence[str]) -> Callable[..., object]:

@@ -208,4 +208,7 @@ class Program:
             outputs = [outputs]
         if not isinstance(result, mtf.Graph):
             raise UsageError(f"{self._name} returned {type(result).__name__}; return an mtf.Graph, or (graph, outputs)")
+        if not isinstance(outputs, Iterable):
+            raise UsageError(f"{self._name} returned (graph, {shortened(outputs)}); return an mtf.Graph, or "
+                             "(graph, outputs) with a list of mtf.Tensors")
         return BuiltGraph(result, list(outputs), reads)

@@ -310,6 +310,8 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
     gap = max(0.0, best.cost.seconds / bound - 1.0)
     notes = (f"note: the graph depends on its layout; this is the best of {len(usable)} layouts whose graphs were "
              "built",) if gap > 1e-9 else ()
+    unknown = [f"note: {note}" for (shape, rules), layout in zip(request.compare, compared, strict=True)
+               for note in (trials.trials[layout].graph or first_graph).search.unknown_dims(shape, rules)]
     asked = [trials.cost(layout, name) for layout, name in ((data_parallel, "data parallel"), (own, "own")) if layout]
     return Layout(
         best=trials.cost(usable[0], "best"), graph_name=request.name, devices=request.devices,
@@ -323,7 +325,7 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
                 "optimal": gap <= 1e-9, "gap": gap, "builds": trials.builds, "graphs": len(trials.graphs),
                 **best.graph.search.sizes()},
         notes=(*notes, *best.graph.search.assumptions(), *best.graph.search.of_program(asked),
-               *best.graph.search.idle(best.cost), *best.graph.search.per_layer(best.cost)),
+               *best.graph.search.idle(best.cost), *best.graph.search.per_layer(best.cost), *unknown),
         variables=best.graph.search.variables, _search=best.graph.search.search)
 
 

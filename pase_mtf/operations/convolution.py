@@ -37,9 +37,10 @@ def _flops(operation: mtf.Operation) -> float:
     """
     coarse = min(_images(operation), key=lambda image: math.prod(
         dim.size for dim in image.shape.dims[-1 - _spatial(operation):-1]))
-    names = set(coarse.shape.dimension_names)
-    taps = math.prod(dim.size for dim in _filters(operation).shape.dims if dim.name not in names)
-    return 2.0 * float(coarse.size) * taps
+    # By place: a filter may call its dims as the images do theirs.
+    *window, one, other = _filters(operation).shape.dims
+    channels = other if one == coarse.shape.dims[-1] else one
+    return 2.0 * float(coarse.size) * math.prod(dim.size for dim in (*window, channels))
 
 
 def _spatial(operation: mtf.Operation) -> int:

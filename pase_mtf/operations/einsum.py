@@ -31,9 +31,18 @@ def contracted_away(operation: mtf.Operation) -> tuple[tuple[str, ...]]:
     return (tuple(name for name in dim_sizes(operation.inputs) if name not in kept),)
 
 
+def _space(operation: mtf.Operation) -> set[mtf.Dimension]:
+    """The dims of the inputs; one name may stand for several, of other sizes."""
+    return {dim for tensor in operation.inputs for dim in tensor.shape.dims}
+
+
+def _size(operation: mtf.Operation) -> int:
+    return math.prod(dim.size for dim in _space(operation))
+
+
 def _kind(operation: mtf.Operation) -> str:
-    everything = dim_sizes(operation.inputs)
-    if set(everything) <= set(operation.outputs[0].shape.dimension_names):
+    everything = _space(operation)
+    if everything <= set(operation.outputs[0].shape.dims):
         return "pointwise"
     # Mesh-TF multiplies and reduces, without a matrix product, where one operand already has every dim, and integers.
     if not operation.outputs[0].dtype.is_floating or any(
@@ -44,7 +53,7 @@ def _kind(operation: mtf.Operation) -> str:
 
 def _broadcast_after(operation: mtf.Operation) -> tuple[int, ...]:
     """The dims of the output that no input has: what is summed over the others is broadcast at the end."""
-    given = {dim for tensor in operation.inputs for dim in tensor.shape.dims}
+    given = _space(operation)
     return tuple(number for number, dim in enumerate(operation.outputs[0].shape.dims) if dim not in given)
 
 
@@ -52,7 +61,7 @@ def product_of(operation: mtf.Operation) -> int:
     """The number of the input that is as large as a product which the operation makes besides its output; -1: none."""
     if not isinstance(operation, _ops.EinsumOperation) or _kind(operation) != "reduction":
         return -1
-    count = len(dim_sizes(operation.inputs))
+    count = len(_space(operation))
     return next((number for number, tensor in enumerate(operation.inputs) if tensor.shape.ndims == count), -1)
 
 
@@ -63,7 +72,7 @@ def largest_besides(operation: mtf.Operation) -> int:
         return 0
     kind = _kind(operation)
     if kind == "reduction":
-        return math.prod(dim_sizes(operation.inputs).values())
+        return _size(operation)
     if kind == "pointwise" or len(operation.inputs) < 3:
         return 0
     largest = int(_path(operation).largest_intermediate)
@@ -75,7 +84,7 @@ def _flops(operation: mtf.Operation) -> float:
         return float(_path(operation).opt_cost)
     times = 2.0 if _kind(operation) == "matmul" else float(len(operation.inputs))
     # Over dims that only the output has, what was found is broadcast.
-    return times * math.prod(dim_sizes(operation.inputs).values())
+    return times * _size(operation)
 
 
 def _path(operation: mtf.Operation) -> opt_einsum.contract.PathInfo:
@@ -90,7 +99,7 @@ def _path(operation: mtf.Operation) -> opt_einsum.contract.PathInfo:
 
 def _splittable(operation: mtf.Operation) -> set[str]:
     """The iteration space is the union of all dims: one name with two sizes would stand in it twice."""
-    counts = Counter(dim.name for dim in {dim for tensor in operation.inputs for dim in tensor.shape.dims})
+    counts = Counter(dim.name for dim in _space(operation))
     return names_of(operation) - {name for name, count in counts.items() if count > 1}
 
 
@@ -102,7 +111,7 @@ def _nodes(operation: mtf.Operation, _: dict[Hashable, Nodes]) -> Nodes:
     if whole < 0 and not besides:
         return Nodes()
     # A product, which is written and read again by the next or the sum.
-    size = besides or math.prod(dim_sizes(operation.inputs).values())
+    size = besides or _size(operation)
     nodes, runs = (len(operation.inputs), 0.0) if besides else (
         2, broadcast_runs(operation.inputs[whole], operation.inputs))
     return Nodes(nodes, (ends + 2.0 * size) / max(ends, 1), runs)

@@ -204,7 +204,7 @@ def test_memory_that_runs_out_is_told_in_the_flags_of_the_command(preset, tmp_pa
     with pytest.raises(SystemExit):
         main(["--help"])
     told = " ".join(capsys.readouterr().out.split())
-    assert "4 out of memory; 130 (Ctrl-C), 143 (SIGTERM) and 141 (nobody reads the output)" in told
+    assert "4 out of memory; 130 (Ctrl-C), 143 (SIGTERM), 129 (SIGHUP) and 141 (nobody reads the output)" in told
 
 
 def test_other_settings_are_refused(preset, tmp_path, capsys):

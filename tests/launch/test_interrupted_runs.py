@@ -20,8 +20,8 @@ from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.checkpoints import keeping
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 
-# (number, exit code): the gate sends the one that a scheduler sends.
-_SIGNALS = [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+# (number, exit code): the gate sends the one that a scheduler sends, and that of a terminal that is closed.
+_SIGNALS = [(signal.SIGTERM, 143), (signal.SIGHUP, 129), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 
 
 def test_a_picture_that_cannot_be_read_ends_a_run_as_a_signal_does(launch, monkeypatch, tmp_path):
@@ -107,7 +107,9 @@ def started(folder, preset, *flags, **streams):
 def test_a_signal_for_real(tmp_path, preset, number, expected):
     """The signal itself, to the process as a user starts it."""
     folder = tmp_path / "run"
-    process = started(folder, preset)
+    # Under nohup, as these tests may be, SIGHUP is ignored.
+    process = started(folder, preset, preexec_fn=lambda: signal.signal(number, signal.default_int_handler
+                                                                       if number == signal.SIGINT else signal.SIG_DFL))
     try:
         while process.poll() is None and not process.stdout.readline().startswith("step    10"):
             pass
@@ -122,6 +124,18 @@ def test_a_signal_for_real(tmp_path, preset, number, expected):
     assert summary["arms"]["search"]["measured_steps"] >= 8
     assert (folder / "report.html").exists()
     assert find_checkpoint(str(folder)).step == 1 + max(metrics(folder)) >= 11
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing(tmp_path, preset):
+    process = started(tmp_path / "run", preset, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    try:
+        for line in ("step    10", "step    20"):
+            while not process.stdout.readline().startswith(line):
+                assert process.poll() is None
+            process.send_signal(signal.SIGHUP)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize(("stderr", "number", "expected"), [

@@ -368,5 +368,5 @@ def test_the_command(capsys):
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: ")
     assert launcher.main(["--help"]) == main(["--help"]) == 0
-    ends = capsys.readouterr().out.rpartition("Exit codes: ")[2].partition("\n\n")[0]
-    assert "4 out of memory; 130 (Ctrl-C), 143 (SIGTERM) and 141 (nobody reads the output)" in " ".join(ends.split())
+    ends = " ".join(capsys.readouterr().out.rpartition("Exit codes: ")[2].partition("\n\n")[0].split())
+    assert "4 out of memory; 130 (Ctrl-C), 143 (SIGTERM), 129 (SIGHUP) and 141 (nobody reads the output)" in ends

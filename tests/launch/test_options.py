@@ -207,6 +207,17 @@ def test_default_folders_do_not_collide(tmp_path, monkeypatch):
     assert Options(model="alexnet").resolved(_TINY, "tiny").output_dir == f"{first}-2"
 
 
+def test_default_folders_of_runs_that_start_at_once_differ(tmp_path, monkeypatch):
+    """A folder is made seconds after its name is chosen."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    names = set()
+    for process in (101, 102):
+        monkeypatch.setattr("os.getpid", lambda process=process: process)
+        names.add(Options(model="alexnet").resolved(_TINY, "tiny").output_dir)
+    assert len(names) == 2
+
+
 def test_adafactor_keeps_its_own_schedule():
     assert Options(model="alexnet", optimizer="adafactor").resolved(_TINY, "tiny").learning_rate is None
     assert Options(model="alexnet").resolved(_TINY, "tiny").learning_rate == _TINY.learning_rate

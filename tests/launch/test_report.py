@@ -169,6 +169,13 @@ def test_what_was_found_is_said_first(rows):
     assert "2.50× data parallelism" in text
 
 
+def test_a_pipeline_is_compared_with_the_simulated_step_of_data_parallelism():
+    rest = {"measured_ms": None, "speedup_over_data_parallel": None}
+    rows = {"pipeline": {"predicted_ms": 8.0, "simulated_ms": 8.0, **rest},
+            "data_parallel": {"predicted_ms": 10.0, "simulated_ms": 7.0, **rest}}
+    assert headline(rows, SimpleNamespace(search={"gap": 0.02})).startswith("0.88× data parallelism, predicted")
+
+
 def test_a_predicted_step_is_drawn_by_what_it_consists_of(rows):
     parts = {"search": {"forward": 0.010, "all-reduce backward": 0.004, "overhead": 0.002, "resharding forward": 0.003}}
     axes = draw_steps(rows, parts).axes[0]

@@ -44,6 +44,16 @@ def test_a_preset_may_lie_elsewhere_and_has_the_same_sizes(tmp_path, preset):
             parse_command_line([resume, f"--preset={other}"])
 
 
+def test_a_preset_that_was_edited_since(tmp_path, preset):
+    mine = tmp_path / "mine.json"
+    shutil.copy(preset, mine)
+    resume = _left(tmp_path, mine)
+    mine.write_text(json.dumps({**json.loads(mine.read_text()), "dropout": 0.5}))
+    for flags in ([resume], [resume, f"--preset={mine}"]):
+        with pytest.raises(UsageError, match=r"mine\.json: has other sizes than the run in"):
+            parse_command_line(flags)
+
+
 def test_where_they_lie_for_other_ranks_is_all_the_same(tmp_path, preset):
     """They take both from rank 0."""
     mine = [_left(tmp_path, preset, "there"), "--mesh=2", "--cluster=a:1,b:1", "--data=mine", "--preset=mine.json"]

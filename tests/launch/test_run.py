@@ -331,6 +331,12 @@ def test_a_run_whose_last_update_drives_the_loss_away(launch, monkeypatch, optim
     assert not (folder / "checkpoint").exists()
 
 
+def test_a_resumed_run_that_diverges_is_to_start_anew(launch, finished, monkeypatch):
+    """The rate of a training cannot be changed while it goes on."""
+    monkeypatch.setattr(Arm, "loss", lambda self, batch: float("nan"))
+    assert "; start anew with a smaller one" in launch(f"--resume={finished}", "--steps=1", output="again")[3]
+
+
 def test_a_full_disk_ends_no_training(launch, monkeypatch):
     """A checkpoint on the way that cannot be written is a line; the one at the end the error of the run."""
     def full(folder, save, **more):

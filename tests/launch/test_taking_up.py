@@ -18,6 +18,7 @@ from pase_mtf.launch.checkpoints import keeping
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 from pase_mtf.launch.cluster.launcher import options_after
 from pase_mtf.launch.command_line import parse_command_line
+from pase_mtf.launch.files import RunFiles
 from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.resumption import contradiction
@@ -410,6 +411,18 @@ def test_no_checkpoint_is_lost_to_a_restart(preset, finished, tmp_path, monkeypa
     shutil.rmtree(run / "checkpoint")
     assert options_after(plan) == plan.options  # it begins anew
     assert not run.exists()
+
+
+def test_a_restart_leaves_the_folder_of_another_run_alone(preset, tmp_path):
+    """The same command was started twice, and the second lost a process before it saw that the folder is taken."""
+    run = tmp_path / "run"
+    plan = resolve(parse_command_line([flag for flag in _command(preset, run, "--cluster=local:2")
+                                       if flag != "--resume=auto"]))
+    with RunFiles(str(run)) as files:
+        files.write("config.json", "theirs")
+        options_after(plan)
+        assert (run / "config.json").read_text() == "theirs"
+        files.keep()
 
 
 def test_the_launcher_of_a_cluster_takes_it_up(preset, finished, tmp_path):

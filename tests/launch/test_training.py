@@ -122,3 +122,16 @@ def test_timing():
     timing = Timing.of([1.0, 2.0, 3.0, 4.0, 100.0])
     assert (timing.median, timing.lower, timing.upper, timing.steps) == (3.0, 2.0, 4.0, 5)
     assert timing.spread == pytest.approx(1.0)
+
+
+def test_a_long_warm_up_holds_a_turn_of_batches():
+    diary, most, drawn = [], [0], itertools.count(1)
+
+    def batches():
+        for batch in itertools.count():
+            most[0] = max(most[0], next(drawn) - len(diary))
+            yield batch
+    history = train([_Arm("a", diary)], batches(), warmup=40, steps=5)
+    assert most[0] <= 5
+    assert [record.timed for record in history.records["a"]] == [False] * 40 + [True] * 5
+    assert [batch for _, batch, trace in diary if trace] == [0, 39]

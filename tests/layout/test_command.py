@@ -347,3 +347,21 @@ def test_rules_for_dims_that_are_not_there(program, capsys):
     assert "'hiden' is no dim of the graph; did you mean 'hidden'" in capsys.readouterr().err
     assert layout_command.main([*flags, "--compare=a:8;batch:a;hiden:a"]) == 0
     assert "note: layout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["train.v2.py", "queue.py"])
+def test_a_file_that_python_cannot_import_by_its_name(program, tmp_path, capsys, name):
+    (tmp_path / name).write_text(_PROGRAM)
+    code, out, err = run(capsys, f"--graph={tmp_path / name}:build_graph", "--mesh=8", "--machine=h100")
+    assert (code, out) == (2, "")
+    assert f"rename {name}" in err
+
+
+def test_a_flag_of_the_program_that_does_not_parse_is_told(tmp_path):
+    flags = "from absl import flags\nflags.DEFINE_integer('hidden', 1024, '')\n"
+    (tmp_path / "their_program.py").write_text(flags + _PROGRAM.replace("1024", "flags.FLAGS.hidden"))
+    done = subprocess.run([sys.executable, "-m", "pase_mtf.layout", "--graph=their_program:build_graph", "--mesh=8",
+                           "--machine=h100", "--", "--hidden=many"], cwd=tmp_path, capture_output=True, text=True,
+                          timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--hidden=many" in done.stderr.splitlines()[-1]

@@ -316,6 +316,9 @@ def test_a_function_that_lowers_is_stopped_there():
 def test_wrong_functions_are_told():
     with pytest.raises(UsageError, match="returned int; return an"):
         find_layout(lambda: 3, 4, machine=FLAT)
+    for outputs in (None, 3):
+        with pytest.raises(UsageError, match=r"return an mtf.Graph, or \(graph, outputs\) with a list"):
+            find_layout(lambda outputs=outputs: (dense()[0], outputs), 4, machine=FLAT)
     with pytest.raises(UsageError, match="needs arguments"):
         find_layout(lambda params: dense(), 4, machine=FLAT)
     with pytest.raises(UsageError, match="graph=None: is no Graph or function"):
@@ -345,3 +348,8 @@ def test_after_so_many_candidates_the_gap_is_told():
     assert 10 < found.search["builds"] < 20
     assert "best of" in found.notes[0]
     assert "above the optimum" in str(found)
+
+
+def test_rules_to_compare_with_that_name_no_dim_are_told():
+    found = find_layout(lambda mesh_shape, layout: dense(), 4, machine=FLAT, compare=["all:4;batch:all;hiden:all"])
+    assert any("'hiden' is no dim of the graph; did you mean 'hidden'" in note for note in found.notes)

@@ -10,6 +10,7 @@ from micro_models import SIZES
 
 from pase_mtf import models
 from pase_mtf.compat import tf
+from pase_mtf.errors import ClusterError
 from pase_mtf.launch.arms.arm import build_arms, rows_of
 from pase_mtf.launch.arms.program import export_with_program
 from pase_mtf.launch.arms.recipe import microbatch_of
@@ -159,3 +160,22 @@ def test_losses_of_pipelines(clusters, tmp_path, monkeypatch, model, schedule, s
     assert found == pytest.approx(expected, rel=1e-6)
     for name, value in values.items():
         assert theirs[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+
+
+def test_a_rank_that_is_left_before_all_agree_says_so_in_a_line(tmp_path, monkeypatch):
+    """Rank 0 was ended while programs were lowered, and its server with it."""
+    def left(*_):
+        raise tf.errors.UnavailableError(None, None, "Socket closed")
+    monkeypatch.setattr("pase_mtf.lowering.ranks.Agreement.check", left)
+    monkeypatch.setattr("pase_mtf.launch.cluster.lost._LAUNCHER_TELLS_WITHIN", 0.0)
+    plan = resolve(parse_command_line(["--model=alexnet", "--mesh=2", "--devices=cpu", "--machine=h100", "--batch=4",
+                                       "--compare=none", f"--output_dir={tmp_path / 'run'}"]))
+    graph, _ = export_with_program(plan)
+    drawn = evaluate_strategy(graph, random_configurations(graph, 2, 0, 0), 2, Machine.load("h100"))
+    devices = Devices.over_tasks(2, "cpu", local_addresses(1), rank=0)
+    joined = join(devices)
+    try:
+        with pytest.raises(ClusterError, match="arm drawn: a process was lost"):
+            build_arms(dataclasses.replace(plan, devices=devices), graph, {"drawn": drawn}, ["drawn"], joined.board)
+    finally:
+        joined.close()
