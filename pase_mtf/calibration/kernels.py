@@ -21,8 +21,7 @@ in a row, whatever they take: all but the first find it in the caches.
 
 Whoever else uses the host makes everything slower for a while, never faster. So all kernels of a session are looked at
 several times over, and the best of these counts; and two kernels that stand in every session tell when it was disturbed
-for longer: then all of it is timed again. Where that lasts, for minutes, the times of large kernels are divided by how
-much longer than undisturbed the one of the two took that is bound by the same.
+for longer: then all of it is timed again, and the shorter times count. Where that lasts, it is told.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ _BATCH = 24  # kernels: TensorFlow looks through a whole graph at the first run 
 _BATCH_BYTES = 1 << 30
 _LEAST_SECONDS = 5e-7  # of a kernel that cannot be told from none
 _DISTURBED = 1.25  # times as long as a probe took undisturbed
-_KEPT_BYTES = 1 << 18  # what moves no more stays in a core's own cache, where others make nothing slower
 _TRIES = 2  # of what was disturbed
 _SESSIONS = 5  # that tell what it takes to dispatch a node from thread to thread, where no table does
 _WAITING = 1.1  # of shared cores: how much longer a run may take than the work of the cores; steps take 1.02 to 1.12
@@ -83,7 +81,7 @@ class KernelTimer:
 
     Attributes:
       failed: kernels that cannot be timed here, and why.
-      disturbed: of how many kernels the times were divided, as all was slower for as long as they were timed.
+      disturbed: how many kernels were timed while others slowed the machine, each time that they were.
     """
 
     def __init__(self, devices: int, kind: str = "cpu", expected: Callable[[Kernel], float] | None = None,
@@ -99,8 +97,7 @@ class KernelTimer:
             what a kernel takes one of them while all are busy, whoever shares whose cores.
           tiny: seconds of `TINY` in the table that what is found belongs to: as long as it took to hand that from
             thread to thread it is taken to take now, for it differs from hour to hour by more than kernels do.
-          best: seconds that kernels took in that table; the probes among them tell whether all is slower now. Without
-            any, nothing is divided.
+          best: seconds that kernels took in that table; the probes among them tell whether all is slower now.
         """
         self._expected, self._tiny, self._best = expected, tiny, best or {}
         self._devices = over or Devices.first(devices, kind)
@@ -133,35 +130,29 @@ class KernelTimer:
             progress(len(batch))
 
     def _undisturbed(self, batch: Sequence[Kernel]) -> dict[Kernel, Timing]:
-        """The times of a batch: the best of a few, where the probes among it took longer than they had before; and
-        where they went on to, what the kernels would have taken then."""
-        found = dict[Kernel, tuple[float, float, Timing]]()  # of the least disturbed try: divided by what, seconds
+        """The times of a batch: the best of a few, where the probes among it took longer than they had before."""
+        found = dict[Kernel, Timing]()
         bench = _Bench(self._devices, self._shared, self.failed, self._expected, self._tiny)
         for _ in range(_TRIES):
             timings = bench.measure([*PROBES, *(kernel for kernel in batch if kernel not in PROBES)])
-            slower = self._slower(timings)
-            for kernel, timing in timings.items():
-                by = _divisor(kernel, slower) if self._best else 1.0
-                new = by, timing.seconds / by, timing
-                if kernel not in found or new[:2] < found[kernel][:2]:
-                    found[kernel] = new
-            if max(slower.values(), default=1.0) <= _DISTURBED:
+            _take_shorter(found, timings)
+            if not self._is_disturbed(timings):
                 break
-        own = {kernel: found[kernel] for kernel in batch if kernel in found}
-        self.disturbed += sum(by > 1.0 for by, *_ in own.values())
-        return {kernel: dataclasses.replace(timing, seconds=seconds) for kernel, (_, seconds, timing) in own.items()}
+        else:
+            self.disturbed += sum(kernel in found for kernel in batch)
+        return {kernel: found[kernel] for kernel in batch if kernel in found}
 
-    def _slower(self, timings: Mapping[Kernel, Timing]) -> dict[Kernel, float]:
-        """How many times as long the probes took as when nobody disturbs them: as in the table, or in the best quarter
-        of this process's sessions. The best of all is an accident."""
-        found = {}
+    def _is_disturbed(self, timings: Mapping[Kernel, Timing]) -> bool:
+        """Whether a probe took longer than when nobody disturbs it: as in the table, or in the best quarter of this
+        process's sessions. The best of all is an accident."""
+        found = False
         for probe in PROBES:
             if probe in timings:
                 seconds = timings[probe].seconds
                 seen = _probed_seconds.setdefault((self._devices, probe), [])
                 seen.append(seconds)
                 undisturbed = min(float(np.percentile(seen, 25)), self._best.get(probe, seconds))
-                found[probe] = seconds / undisturbed
+                found = found or seconds > _DISTURBED * undisturbed
         return found
 
     def _batches(self, kernels: Iterable[Kernel]) -> Iterator[Sequence[Kernel]]:
@@ -180,12 +171,11 @@ class KernelTimer:
         return kernel.nbytes * self._devices.count
 
 
-def _divisor(kernel: Kernel, slower: Mapping[Kernel, float]) -> float:
-    """By what to divide the time of a kernel, given how many times as long as undisturbed the probes took."""
-    if kernel.nbytes < _KEPT_BYTES or kernel in PROBES:
-        return 1.0
-    by = slower.get(PROBES[kernel.family == "pointwise"], 1.0)
-    return by if by > _DISTURBED else 1.0
+def _take_shorter(found: dict[Kernel, Timing], timings: Mapping[Kernel, Timing]) -> None:
+    """Takes in what is shorter than what was found, or new."""
+    for kernel, timing in timings.items():
+        if kernel not in found or timing.seconds < found[kernel].seconds:
+            found[kernel] = timing
 
 
 class KernelWatch:
@@ -271,9 +261,7 @@ class _Bench:
         found: dict[Kernel, Timing] = {}
         with self.opened(kernels) as look:
             for _ in range(_PASSES):
-                for kernel, timing in look().items():
-                    if kernel not in found or timing.seconds < found[kernel].seconds:
-                        found[kernel] = timing
+                _take_shorter(found, look())
         timings = self.of_one(found)
         if self._dispatching():
             _dispatches.setdefault(self._devices, []).append(self._dispatch_now(found))

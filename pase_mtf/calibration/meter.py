@@ -39,7 +39,7 @@ class KernelMeter:
       path: of the file that keeps them.
       spent: seconds that measuring took.
       measured: how many kernels were measured here.
-      disturbed: how many of them while others slowed the machine, which is taken off.
+      disturbed: how many of them while others slowed the machine.
       notes: what people should know of the numbers, a sentence each; of what has been found out so far.
       failed: kernels that cannot be timed, and why.
     """

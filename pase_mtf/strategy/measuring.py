@@ -48,6 +48,6 @@ def measure(meter: KernelMeter | SavedKernels, missing: list[Kernel], end: float
     before = meter.disturbed
     measured = meter.measure(missing, end - time.perf_counter(), told)
     if meter.disturbed > before:
-        progress(f"others slow this machine: {meter.disturbed - before} of {measured} kernels were timed meanwhile; by "
-                 "how much is told by two that are timed beside them, and taken off")
+        progress(f"others slow this machine: {meter.disturbed - before} of {measured} kernels were timed meanwhile, "
+                 "and may seem to take longer than they do")
     return measured
