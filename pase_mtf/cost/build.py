@@ -312,6 +312,10 @@ def _offered(graph: ComputationGraph, machine: Machine, devices: int,
     if len(configurations) != len(graph.layers):
         raise UsageError(f"configurations for {len(configurations)} layers, the graph has {len(graph.layers)}; "
                          "give one list per layer")
+    for layer, choices in zip(graph.layers, configurations, strict=True):
+        for choice in choices:
+            if choice.devices > devices:
+                raise UsageError(f"layer {layer.name}: {choice} needs {choice.devices} devices, there are {devices}")
     return tuple(tuple(choices) for choices in configurations)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+import numbers
 import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from typing_extensions import NotRequired, TypedDict
 
 from pase_mtf.errors import FormatError, UsageError, nearest, shortened
@@ -119,7 +121,16 @@ def _without_fit(path: pathlib.Path, data: Mapping[str, object]) -> dict[str, ob
 def write_fields(path: str | os.PathLike[str], fields: Mapping[str, object]) -> None:
     """Writes the fields of a machine (plain values, as `dataclasses.asdict` gives them), whole or not at all."""
     data = {"format": _FORMAT, "version": _VERSION, **fields}
-    write_atomically(path, json.dumps(data, indent=2) + "\n")
+    write_atomically(path, json.dumps(data, indent=2, default=_plain) + "\n")
+
+
+def _plain(value: object) -> object:
+    """A number of NumPy's, or a fraction, as JSON has it."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, numbers.Real):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} is nothing that JSON holds")
 
 
 def _link(data: _LinkFields) -> Link:

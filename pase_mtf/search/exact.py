@@ -38,7 +38,7 @@ def _byte_counts(memory: Sequence[np.ndarray]) -> list[np.ndarray]:
     for layer, entry in enumerate(memory):
         try:
             found.append(np.asarray(entry, np.float64))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise UsageError(f"memory of layer {layer}: {shortened(entry)}; give a number of bytes per configuration"
                              ) from None
     return found

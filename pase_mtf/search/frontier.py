@@ -12,6 +12,7 @@ import numpy as np
 
 from pase_mtf.errors import UsageError
 from pase_mtf.files import write_atomically
+from pase_mtf.search.budget import Budget
 from pase_mtf.search.memory import least_memory, minimise_within
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Progress, Solution, relative_gap, solve
@@ -56,14 +57,14 @@ def frontier(network: CostNetwork, memory: Sequence[np.ndarray], points: int = 1
 
     Raises:
       UsageError: fewer than two points, fractions outside of 0 to 1, or memory that does not fit the network.
-      InfeasibleError: no assignment is finite.
+      InfeasibleError: no assignment is finite; or not `proven`, where the least memory was not found in that time.
     """
     if points < 2:
         raise UsageError(f"a frontier of {points} points; ask for at least two")
     steps = np.linspace(0.0, 1.0, points) if fractions is None else np.sort(np.asarray(fractions, np.float64))
     if steps.ndim != 1 or not len(steps) or not (steps >= 0).all() or not (steps <= 1).all():
         raise UsageError(f"fractions {fractions}; give numbers from 0 (least memory) to 1 (that of the cheapest)")
-    least, _ = least_memory(network, memory)
+    least, _ = least_memory(network, memory, Budget.of(time_limit))
     cheapest = solve(network, "exact", time_limit=time_limit, certificate=False)
     most = sum(float(np.asarray(entry)[choice]) for entry, choice in zip(memory, cheapest.assignment, strict=True))
     found: list[FrontierPoint] = []

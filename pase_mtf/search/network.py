@@ -51,7 +51,7 @@ class CostNetwork:
             raise UsageError(f"kinds of {kinds!r}; give a word per layer, or none")
         try:
             arrays = collect(vectors, edges)
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UsageError(f"cost network: {error}; give arrays of numbers, and a NetworkEdge per edge") from error
         self._take(arrays, kinds)
 

@@ -74,7 +74,10 @@ def search_simulated(priced: PricedNetwork, initial: Sequence[int], *, proposals
             return SimulatedChain(best, best_seconds, first, done)
         layer = draw.randrange(len(assignment))
         choice, chance, before = draw.randrange(len(priced.configurations[layer])), draw.random(), assignment[layer]
-        then = simulator.change(layer, choice)
+        try:
+            then = simulator.change(layer, choice)
+        except UsageError:  # too long to be simulated: nothing to go on from
+            then = math.inf
         done += 1
         if then <= now or chance < math.exp(scale * (now - then)):
             assignment[layer], now = choice, then

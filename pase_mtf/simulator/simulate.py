@@ -45,8 +45,18 @@ class Simulator:
         self._tasks: ChangingTasks | None = None
 
     def tasks(self, assignment: Sequence[int]) -> int:
-        """How many tasks a step has."""
+        """How many tasks a step has.
+
+        Raises:
+          UsageError: not one configuration per layer.
+        """
+        self._check(assignment)
         return sum(len(slot.duration) for slot in self._step.slots(assignment))
+
+    def _check(self, assignment: Sequence[int]) -> None:
+        if len(assignment) != len(self._priced.configurations):
+            raise UsageError(f"a strategy of {len(assignment)} layers for a graph of "
+                             f"{len(self._priced.configurations)}; give one configuration per layer")
 
     def seconds(self, assignment: Sequence[int]) -> float:
         """Simulates a step from scratch; returns how long it takes.
@@ -57,9 +67,7 @@ class Simulator:
         Raises:
           UsageError: not one per layer.
         """
-        if len(assignment) != len(self._priced.configurations):
-            raise UsageError(f"a strategy of {len(assignment)} layers for a graph of "
-                             f"{len(self._priced.configurations)}; give one configuration per layer")
+        self._check(assignment)
         self._assignment = list(assignment)
         self._tasks = ChangingTasks(self._step.slots(assignment), self._ends, self._step.resources)
         return self._tasks.schedule.seconds
@@ -73,13 +81,19 @@ class Simulator:
           choice: the index of its configuration.
 
         Raises:
-          UsageError: nothing was simulated yet.
+          UsageError: nothing was simulated yet; there is no such layer; a task that is too long to be simulated, and
+            then nothing has changed.
         """
         if self._tasks is None:
             raise UsageError("nothing to change; simulate a whole strategy first")
+        if not 0 <= layer < len(self._assignment):
+            raise UsageError(f"layer {layer}: the graph has layers 0 to {len(self._assignment) - 1}")
         if choice != self._assignment[layer]:
-            self._assignment[layer] = choice
-            self._tasks.replace(self._step.changed_slots(self._assignment, layer))
+            changed = [*self._assignment]
+            changed[layer] = choice
+            slots = self._step.changed_slots(changed, layer)
+            self._assignment = changed
+            self._tasks.replace(slots)
         return self._tasks.schedule.seconds
 
     def timeline(self, assignment: Sequence[int], name: str = "") -> Timeline:
@@ -92,6 +106,7 @@ class Simulator:
         Raises:
           UsageError: not one per layer.
         """
+        self._check(assignment)
         slots = self._step.slots(assignment)
         names = TaskNames(*np.concatenate([slot.names for slot in slots], axis=1))
         times = schedule(join(slots, self._ends, self._step.resources)[0])

@@ -116,6 +116,8 @@ def test_errors():
         build_network(graph, SHARED, 128)
     with pytest.raises(UsageError, match="configurations for 1 layers, the graph has 3"):
         build_network(graph, REAL, 8, [[Configuration()]])
+    with pytest.raises(UsageError, match="needs 32 devices, there are 4"):
+        build_network(graph, REAL, 4, [[Configuration((("batch", 32),))]] * 3)
     with pytest.raises(UsageError, match=r"dense1.*no dim 'heads'"):
         price_strategy(graph, REAL, 8, [Configuration(), Configuration((("heads", 2),)), Configuration()])
     priced = build_network(graph, REAL, 8)

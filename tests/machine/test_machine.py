@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from pase_mtf.errors import FormatError, UsageError
@@ -158,3 +159,10 @@ def test_without_tensorflow():
     code = ("import sys, pase_mtf.machine.machine, pase_mtf.cost.build, pase_mtf.cost.memory; "
             "pase_mtf.machine.machine.Machine.load('h100'); assert 'tensorflow' not in sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
+
+
+def test_numbers_of_numpy_are_saved(tmp_path):
+    machine = _machine(memory_bytes=np.int64(8 << 30), memory_bandwidth=np.float32(2 ** 36), shared_cores=np.True_,
+                       links=(Link(8, np.float32(2 ** 33), 1e-5),))
+    machine.save(tmp_path / "machine.json")
+    assert Machine.load(tmp_path / "machine.json") == machine

@@ -206,6 +206,18 @@ def test_frontier(name, tmp_path):
         frontier.plot_frontier(points, tmp_path / "frontier.docx")
 
 
+def test_the_least_of_a_frontier_is_sought_within_the_time(monkeypatch):
+    network, budgets = CostNetwork.load(INSTANCES / "alexnet_8.npz"), []
+
+    def noted(network_, usage, budget=None):
+        budgets.append(budget)
+        return memory.least_memory(network_, usage, budget)
+    monkeypatch.setattr(frontier, "least_memory", noted)
+    frontier.frontier(network, bytes_of(network, 1), 2, time_limit=600)
+    (budget,) = budgets
+    assert time.perf_counter() < budget.deadline <= time.perf_counter() + 600
+
+
 def test_limits_of_a_frontier():
     network = CostNetwork.load(INSTANCES / "alexnet_8.npz")
     usage = bytes_of(network, 1)

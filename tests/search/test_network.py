@@ -11,6 +11,7 @@ from numpy.lib import format as npy
 from random_networks import COSTS, SHAPES, random_network
 
 from pase_mtf.errors import FormatError, InfeasibleError, PaseError, UsageError
+from pase_mtf.search import solve
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
@@ -323,3 +324,13 @@ def test_bad_network_in_a_file(tmp_path):
     CostNetwork([[np.nan]], []).save(tmp_path / "bad.npz")
     with pytest.raises(FormatError, match=r"bad\.npz: layer 0: a cost is NaN"):
         CostNetwork.load(tmp_path / "bad.npz")
+
+
+def test_integers_that_no_float_holds():
+    zero = np.zeros((1, 1))
+    for vectors, edges in (([[10 ** 400]], []), ([[1.0]], [NetworkEdge(0, 10 ** 30, zero, [0], [0])]),
+                           ([[1.0]], [NetworkEdge(0, 0, [[10 ** 400]], [0], [0])])):
+        with pytest.raises(UsageError, match="give arrays of numbers"):
+            CostNetwork(vectors, edges)
+    with pytest.raises(UsageError, match="memory of layer 0"):
+        solve(CostNetwork([[1.0]], []), memory=[[10 ** 400]], memory_limit=1)

@@ -386,3 +386,30 @@ def test_mistakes_are_told(wrong):
 
 def test_times_are_whole():
     assert PICOSECONDS == 1e12
+
+
+def test_a_proposal_too_long_to_be_simulated_is_refused():
+    """What splits a layer sums 32 kB of gradients at a byte a second."""
+    slow = dataclasses.replace(TWO_LEVELS, links=(Link(4, 1.0, 0.0), Link(64, 1.0, 0.0)))
+    priced = build_network(perceptron(), slow, 4)
+    start = [priced.index(layer, Configuration((("", 4),))) for layer in range(3)]
+    split = priced.index(0, Configuration((("batch", 4),)))
+    simulator = Simulator(priced)
+    first = simulator.seconds(start)
+    for _ in range(2):  # nothing has changed
+        with pytest.raises(UsageError, match="a task of"):
+            simulator.change(0, split)
+    assert simulator.change(0, start[0]) == first
+    found = mcmc.search_simulated(priced, start, proposals=50)
+    assert found.seconds <= found.first_seconds == first
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda simulator: simulator.timeline([0]), lambda simulator: simulator.timeline([0] * 4),
+    lambda simulator: simulator.tasks([0]), lambda simulator: simulator.change(-1, 1),
+    lambda simulator: simulator.change(3, 0)])
+def test_what_is_no_strategy_or_layer(wrong):
+    simulator = Simulator(build_network(perceptron(), TWO_LEVELS, 4))
+    simulator.seconds([0, 0, 0])
+    with pytest.raises(UsageError):
+        wrong(simulator)
