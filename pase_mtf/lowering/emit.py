@@ -202,7 +202,8 @@ class Emitter:
                  shape: Sequence[int] | None = None) -> tf.Tensor:
         """A constant on a device, made once: a scalar (repeated to `shape`) or a tuple of numbers."""
         scope = next(scopes())
-        key = (scope, device, dtype, value, type(value), shape and tuple(shape))
+        sign = isinstance(value, float) and math.copysign(1.0, value)  # -0.0 equals 0.0
+        key = (scope, device, dtype, value, type(value), sign, shape and tuple(shape))
         found = self._constants.get(key)
         if found is None:
             # Shared with whoever comes later: it must not inherit the control dependencies of the moment (dropping

@@ -56,6 +56,7 @@ class LaidOutVariable:
         self._variable = variable
         self._mesh_impl = mesh_impl
         self._reads: dict[Scope, list[tf.Tensor]] = {}
+        self._besides: dict[Scope, list[list[tf.Tensor]]] = {}
         self._copy_master_to_slices = self._copy_slices_to_master = None
         self._graph = tf.get_default_graph()
         if self.slice_is_master:
@@ -112,6 +113,12 @@ class LaidOutVariable:
                     device, functools.partial(_value, variable), variable.shape, variable.dtype))
         return self._known(values)
 
+    def read_besides(self) -> list[tf.Tensor]:
+        """The value of every slice, read once more; updates that are made later in this scope follow it."""
+        values = self.read_again()
+        self._besides.setdefault(next(scopes()), []).append(values)
+        return values
+
     def _known(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return [self._mesh_impl.emitter.known(device, value)
                 for device, value in zip(self._mesh_impl.devices, values, strict=True)]
@@ -147,11 +154,13 @@ class LaidOutVariable:
         result, emitter = [], self._mesh_impl.emitter
         values = [emitter.exchange.bring(device, value)
                   for device, value in zip(self._mesh_impl.devices, values, strict=True)]
-        for device, variable, value, old in zip(
-                self._mesh_impl.devices, self.laid_out_tensor.all_slices, values, read, strict=True):
+        besides = self._besides.get(next(scopes()), [])
+        for position, (device, variable, value, old) in enumerate(zip(
+                self._mesh_impl.devices, self.laid_out_tensor.all_slices, values, read, strict=True)):
             if not emitter.owns(device):
                 continue
-            with on(device), tf.control_dependencies([] if old is None else [old, *_holders(old, idle)]):
+            waits = [] if old is None else [old, *_holders(old, idle)]
+            with on(device), tf.control_dependencies([*waits, *(row[position] for row in besides)]):
                 result.append(_assign(self._variable, variable, value, assign_fn))
         return result
 

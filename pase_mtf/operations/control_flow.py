@@ -10,7 +10,17 @@ from typing import TypeAlias
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.nodes import Nodes
 from pase_mtf.operations.protocols import Lowerable, Lowering, StockDemands
-from pase_mtf.operations.registry import LoopParts, LoopStage, LoopVariable, Rule, add_rules, always, read_by, rule_of
+from pase_mtf.operations.registry import (
+    LoopParts,
+    LoopStage,
+    LoopVariable,
+    Rule,
+    add_rules,
+    always,
+    is_known,
+    read_by,
+    rule_of,
+)
 from pase_mtf.operations.stock_sums import PendingSum
 from pase_mtf.operations.trips import static_trips
 
@@ -88,7 +98,11 @@ def _captured(op: mtf.ops.WhileLoopOperation) -> tuple[list[tuple[mtf.Tensor, _R
             assigned |= variables
         else:
             used += [(tensor, inner) for tensor in read_by(inner)]
-            used += [(tensor, None) for tensor in rule_of(inner).waits_for(inner) if isinstance(tensor, mtf.Tensor)]
+            rule = rule_of(inner)
+            if rule.role(inner) == "rename" or rule.assigns(inner) or not is_known(inner):
+                # They read what is stored, in a layout of their own: its sum has to be there outside.
+                used += [(tensor, None) for tensor in read_by(inner)]
+            used += [(tensor, None) for tensor in rule.waits_for(inner) if isinstance(tensor, mtf.Tensor)]
             if isinstance(inner, _ops.Assign):
                 assigned |= set(inner.variables)
     return [pair for pair in dict.fromkeys(used) if pair[0] not in made], assigned

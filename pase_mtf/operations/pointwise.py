@@ -87,6 +87,16 @@ def _added_sums(operation: mtf.Operation, sums: Mapping[mtf.Tensor, PendingSum])
 _BINARY = Rule(lower=_lower_binary)
 _SCALAR = Rule(lower=_lower_scalar)
 
+def _lower_summary(op: mtf.ops.ScalarSummaryOperation, lowering: Lowering) -> None:
+    """Where every process has a graph of its own, each gets the number on its first device, with what that needs."""
+    impl, x = lowering.mesh_impl(op), lowering.tensors[op.inputs[0]].to_laid_out_tensor()
+    value = x.tensor_list[0]
+    if lowering.emitter.first_devices is not None:
+        value = impl.combine_slices(x.tensor_list, op.inputs[0].shape)
+    tf.add_to_collection(mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY, (op.name, value))
+    lowering.set_tensor_lowering(op.outputs[0], x)
+
+
 add_rules({
     _ops.BinaryOpWithBroadcasting: _BINARY,
     _ops.MinMaxOperation: _BINARY,
@@ -97,5 +107,5 @@ add_rules({
     _ops.Constant: Rule(lower=_lower_constant, is_constant=True, stock_demands=_constant_demands),
     _ops.RangeOperation: Rule(lower=_lower_range, is_constant=True),
     _ops.PrintOperation: Rule(reads=lambda operation: [*operation.inputs, *operation._data]),
-    _ops.ScalarSummaryOperation: Rule(has_effects=True),
+    _ops.ScalarSummaryOperation: Rule(has_effects=True, lower=_lower_summary),
 })

@@ -82,10 +82,15 @@ class Emitter(Protocol):
     Attributes:
       devices: names of all devices.
       shared: whether they share a memory.
+      first_devices: of every process, where each has a graph of its own; None: there is one graph.
     """
 
     devices: tuple[str, ...]
     shared: bool
+
+    @property
+    def first_devices(self) -> tuple[int, ...] | None:
+        """See the class."""
 
     def per_device(self, devices: Sequence[str], fn: Callable, columns: Sequence[Sequence[object]]) -> list[tf.Tensor]:
         """The results of fn(device, ...) on every device with its row of the columns."""
@@ -192,6 +197,10 @@ class Mesh(Protocol):
     def allreduce(self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOut:
         """What the processors along these axes hold, reduced."""
 
+    def combine_slices(self, slices: Sequence[tf.Tensor], tensor_shape: mtf.Shape, device: str | None = None,
+                       ) -> tf.Tensor:
+        """All of a tensor on a device; in every process, where each has a graph of its own."""
+
     def broadcast_impl(self, old_slices: LaidOut, old_shape: mtf.Shape, new_shape: mtf.Shape) -> LaidOut:
         """Slices of one shape broadcast to another."""
 
@@ -210,6 +219,9 @@ class SlicedVariable(Protocol):
 
     def read_again(self) -> list[tf.Tensor]:
         """The value of every slice, read now."""
+
+    def read_besides(self) -> list[tf.Tensor]:
+        """The value of every slice, read once more; updates that are made later follow it."""
 
     def read_anew(self) -> list[tf.Tensor]:
         """The value of every slice at the beginning of the current scope."""

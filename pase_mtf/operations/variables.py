@@ -50,7 +50,7 @@ def _lower_variable(op: mtf.Variable, lowering: Lowering) -> None:
 
 def _lower_read(op: mtf.ops.ReadVariable, lowering: Lowering) -> None:
     laid_out = lowering.variables[op._var]
-    lowering.set_tensor_lowering(op.outputs[0], laid_out.activation(laid_out.read_again()))
+    lowering.set_tensor_lowering(op.outputs[0], laid_out.activation(laid_out.read_besides()))
 
 
 def _lower_assign(op: mtf.ops.Assign, lowering: Lowering) -> None:

@@ -191,3 +191,19 @@ def test_who_reads_outside_what_a_loop_assigns_reads_it_before(builder):
             found = run.run(out)[0]
             np.testing.assert_allclose(found, np.exp(0.5 * builder.values("v", [8])
                                                      + 3 * step * builder.values("s", [8])), rtol=1e-4)
+
+
+def test_a_sum_that_a_loop_renames_is_there_outside(builder):
+    """The body reads it in a layout of its own, and whoever reads it after the loop as it was."""
+    a = dim("a", 8)
+    total = mtf.reduce_sum(builder.input("x", [a, _Y]), reduced_dim=_Y)
+    out = mtf.while_loop(lambda i, _: mtf.less(i, 3), lambda i, s: [i + 1, s + mtf.reshape(total, [dim("b", 8)])],
+                         [_counter(builder), mtf.zeros(builder.mesh, [dim("b", 8)])])[1]
+    plan = dict.fromkeys(all_operations(builder.graph), _WHOLE)
+    plan[total.operation] = _by("y", 4)
+    rename = next(op for op in plan if isinstance(op, mtf.ops.ReshapeOperation))
+    plan[rename] = MeshSpec(((frozenset(["a"]), 2), (frozenset(), 2)), (0, 1, 2, 3))
+    found = evaluate(PlanLowering(builder.graph, plan, _DEVICES, shared_memory=False), [out, total])
+    sums = builder.values("x", [8, 8]).sum(1)
+    np.testing.assert_allclose(found[0], 3 * sums, rtol=1e-5)
+    np.testing.assert_allclose(found[1], sums, rtol=1e-5)

@@ -451,3 +451,27 @@ def test_feeds_of_unknown_batch(builder):
     with session() as run:
         got = run.run(lowering.export_to_tf_tensor(loss), {feed: np.zeros([8, 4])})
     np.testing.assert_allclose(got, np.log(4), rtol=1e-6)
+
+
+def test_updates_follow_every_read_before_them(builder):
+    """An update that depends on nothing that was read would else be of the value before or after, as it comes."""
+    w = builder.variable("w", [dim("a", 64)])
+    mtf.reduce_sum(mtf.read_variable(w.operation))
+    update = mtf.assign_sub(w.operation, builder.input("x", [dim("a", 64)]))
+    PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": 4})), _DEVICES[:4]).lowered_operation(update)
+    nodes = tf.get_default_graph().get_operations()
+    assigns = [node for node in nodes if node.type == "AssignSubVariableOp"]
+    assert len(assigns) == 4
+    for assign in assigns:
+        reads = {node for node in nodes if node.type == "ReadVariableOp" and node.inputs[0] is assign.inputs[0]}
+        assert len(reads) == 2
+        assert reads <= set(assign.control_inputs)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_zeros_keep_their_sign(builder, parts):
+    shape = mtf.Shape([dim("a", 8)])
+    zeros = [mtf.constant(builder.mesh, value, shape) for value in (0.0, -0.0)]
+    lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": parts})), _DEVICES[:4])
+    for value, negative in zip(evaluate(lowering, zeros), (False, True), strict=True):
+        assert (np.signbit(value) == negative).all()

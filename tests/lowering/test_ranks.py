@@ -9,7 +9,7 @@ import pytest
 from rank_worker import cluster_devices, train_case
 from ranks import assert_all_ends_or_none, reached, train_on_ranks
 
-from pase_mtf.compat import mtf, tf
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import UsageError
 from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering import collectives
@@ -256,3 +256,29 @@ def test_nccl_sums_by_itself_and_one_collective_after_the_other():
     assert all(operation.get_attr("communication_hint") == b"nccl" for operation in made)
     for before, after in itertools.pairwise(made):
         assert before in after.control_inputs
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_takes_its_part_of_imported_slices(rank):
+    devices = cluster_devices(2, 1)
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        made = placement_mesh_impl.PlacementMeshImpl.LaidOutTensor([tf.fill([4, 6], float(k)) for k in range(2)])
+        x = mtf.import_laid_out_tensor(mtf.Mesh(graph, "mesh"), made,
+                                       mtf.Shape([mtf.Dimension("batch", 8), mtf.Dimension("wide", 6)]))
+        lowering = PlanLowering(graph, uniform_plan(graph, "all:2", "batch:all", devices), devices,
+                                rank=Rank.of(devices, rank))
+        assert isinstance(lowering.stored(x).tensor_list[rank], tf.Tensor)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_has_a_summary_to_fetch(rank):
+    devices = cluster_devices(2, 1)
+    with tf.Graph().as_default() as tf_graph:
+        graph = mtf.Graph()
+        x = mtf.import_tf_tensor(mtf.Mesh(graph, "mesh"), tf.zeros([8]), mtf.Shape([mtf.Dimension("batch", 8)]))
+        mtf.scalar_summary("total", mtf.reduce_sum(x))
+        PlanLowering(graph, uniform_plan(graph, "all:2", "batch:all", devices), devices, rank=Rank.of(devices, rank))
+        (_, value), = tf_graph.get_collection("mtf_scalar_summaries")
+        assert isinstance(value, tf.Tensor)
+        assert any(operation.type.startswith("Collective") for operation in reached(value.op))
