@@ -22,7 +22,7 @@ _KERNELS, _LOOK_SECONDS, _LOOK_BYTES = 96, 2.0, 1 << 29
 """What one look may have: kernels, about how long, and what their tensors take on all devices."""
 _LEAST_SHARE = 0.3
 """Of the steps, that has to be looked at for a look to tell anything of them."""
-_LEAST_SECONDS, _RUNS = 0.02, 6
+_LEAST_SECONDS, _RUNS = 0.03, 12
 """What a look takes for one kernel: so long at least, and so many runs."""
 _TOLD = 0.15
 """How far from what the prices say is worth a word."""
