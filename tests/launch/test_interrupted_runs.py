@@ -20,7 +20,8 @@ from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.checkpoints import keeping
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 
-# (number, exit code): the gate sends the one that a scheduler sends, and that of a terminal that is closed.
+# (number, exit code): the gate sends the one that a scheduler sends, and that of a terminal that is closed. A shell
+# without job control has what it starts beside itself ignore SIGINT, and nohup SIGHUP, these tests perhaps included.
 _SIGNALS = [(signal.SIGTERM, 143), (signal.SIGHUP, 129), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 
 
@@ -107,9 +108,7 @@ def started(folder, preset, *flags, **streams):
 def test_a_signal_for_real(tmp_path, preset, number, expected):
     """The signal itself, to the process as a user starts it."""
     folder = tmp_path / "run"
-    # Under nohup, as these tests may be, SIGHUP is ignored.
-    process = started(folder, preset, preexec_fn=lambda: signal.signal(number, signal.default_int_handler
-                                                                       if number == signal.SIGINT else signal.SIG_DFL))
+    process = started(folder, preset, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
     try:
         while process.poll() is None and not process.stdout.readline().startswith("step    10"):
             pass
@@ -206,10 +205,9 @@ def struck_process(folder, when, number, *arguments):
         f"        os.kill(os.getpid(), {int(number)})\n"
         "sys.addaudithook(strike)\n")
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    # A shell without job control has what it starts beside itself ignore SIGINT, these tests perhaps included.
     return subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=folder,
                           env={**os.environ, "PYTHONPATH": paths}, timeout=600,
-                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+                          preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
