@@ -174,17 +174,18 @@ def fastest(turns: Mapping[str, Sequence[float]], predicted: Mapping[str, float]
 
 
 def _behind(turns: Mapping[str, Sequence[float]]) -> tuple[str, dict[str, tuple[float, float]]]:
-    """The arm that is ahead of those with most turns, and of every other one how far it is behind, as the mean of a
-    logarithm, and the standard error of that. Compared turn by turn: what slows the machine down slows both."""
+    """The arm that is ahead of those with most turns, and of every other one how far it is behind, as the median of a
+    logarithm, and the standard error of that. Compared turn by turn: what slows the machine down slows both, and what
+    strikes one of them in one turn moves no median."""
     most = max(map(len, turns.values()))
     first = min((name for name in turns if len(turns[name]) == most), key=lambda name: statistics.median(turns[name]))
-    apart = {name: [math.log(one / other) for one, other in zip(medians, turns[first], strict=False)]
-             for name, medians in turns.items() if name != first}
-    means = {name: statistics.fmean(ratios) for name, ratios in apart.items()}
-    squares = [(ratio - means[name]) ** 2 for name, ratios in apart.items() for ratio in ratios]
-    free = len(squares) - len(means)
+    apart = {name: [math.log(one / other) for one, other in zip(taken, turns[first], strict=False)]
+             for name, taken in turns.items() if name != first}
+    medians = {name: statistics.median(ratios) for name, ratios in apart.items()}
+    squares = [(ratio - medians[name]) ** 2 for name, ratios in apart.items() for ratio in ratios]
+    free = len(squares) - len(medians)
     deviation = max(_LEAST, math.sqrt(sum(squares) / free)) if free else _UNKNOWN
-    return first, {name: (means[name], deviation / math.sqrt(len(ratios))) for name, ratios in apart.items()}
+    return first, {name: (medians[name], deviation / math.sqrt(len(ratios))) for name, ratios in apart.items()}
 
 
 def try_steps(arms: Sequence[Trainable], batches: Sequence[Batch], seconds: float,

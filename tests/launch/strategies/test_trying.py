@@ -91,6 +91,13 @@ def test_what_slows_all_down_decides_nothing():
     assert fastest({**turns, "expert": _turns(0.98, slower)}, predicted, 0.12) == "expert"
 
 
+def test_what_strikes_one_turn_of_an_arm_decides_nothing():
+    """Another process ran in that turn: its steps took three times as long."""
+    turns = {"search": [0.085, 0.084, 0.26, 0.085, 0.086, 0.085, 0.084, 0.085],
+             "expert": [0.091, 0.090, 0.090, 0.091, 0.092, 0.091, 0.090, 0.091]}
+    assert fastest(turns, {"search": 0.0440, "expert": 0.0439}, 0.125) == "search"
+
+
 def test_one_turn_decides_where_it_is_clear():
     predicted = {"search": 1.0, "data_parallel": 1.1}
     assert fastest({"search": [1.0], "data_parallel": [0.8]}, predicted, 0.12, "data_parallel") == "data_parallel"
