@@ -1,6 +1,6 @@
 """Predicted against measured step time, for some fifteen strategies of every model.
 
-    python -m benchmarks.accuracy                          # 4 to 53 minutes a model on two cores; goes on where it was
+    python -m benchmarks.accuracy                          # 1 to 6 minutes a model on two cores; goes on where it was
     python -m benchmarks.accuracy --models=rnnlm --mesh=4 --again --seconds=300
     python -m benchmarks.accuracy --prices=roofline          # predictions by few rates: accuracy-roofline.*
 

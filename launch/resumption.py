@@ -13,7 +13,7 @@ from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import check_schema
 from pase_mtf.launch.options import Options, ResolvedOptions
 from pase_mtf.launch.run_folder import AUTO, has_checkpoint, load_run_config
-from pase_mtf.models.presets import config_of, load_config
+from pase_mtf.models.presets import ModelConfig, config_of, load_config
 
 __all__ = ["contradiction", "resumed"]
 
@@ -90,9 +90,8 @@ def _has_same_sizes(preset: str, config: Mapping[str, Any]) -> bool:
     Raises:
       UsageError: there is no such preset.
     """
-    try:
-        before = config_of(config["options"]["model"], config["model_config"])
-    except (KeyError, TypeError, UsageError):  # it was changed by hand
+    before = _sizes_before(config)
+    if before is None:
         return False
     flags = {name: getattr(before, name) for name in ("batch", "dtype", "optimizer", "learning_rate")}
     found = load_config(config["options"]["model"], preset, **flags)
@@ -101,11 +100,15 @@ def _has_same_sizes(preset: str, config: Mapping[str, Any]) -> bool:
 
 def _has_changed(preset: str, config: Mapping[str, Any]) -> bool:
     """Whether the file of a preset has other sizes by now than config.json tells, where that tells any."""
+    return os.path.isfile(preset) and _sizes_before(config) is not None and not _has_same_sizes(preset, config)
+
+
+def _sizes_before(config: Mapping[str, Any]) -> ModelConfig | None:
+    """The sizes that config.json tells; None where it was changed by hand and tells none."""
     try:
-        config_of(config["options"]["model"], config["model_config"])
-    except (KeyError, TypeError, UsageError):  # it was changed by hand
-        return False
-    return os.path.isfile(preset) and not _has_same_sizes(preset, config)
+        return config_of(config["options"]["model"], config["model_config"])
+    except (KeyError, TypeError, UsageError):
+        return None
 
 
 def contradiction(options: ResolvedOptions, config: Mapping[str, Any]) -> str | None:

@@ -260,14 +260,14 @@ def _is_wanted(fault: Fault, interrupts: Interrupts) -> bool:
         number > 0 and fault.what.endswith(f"was killed by {signal.Signals(number).name}"))
 
 
-def _clear_up(options: ResolvedOptions, *, begun: bool = False) -> None:
+def _clear_up(options: ResolvedOptions, *, anew: bool = False) -> None:
     """Takes away what rank 0 takes away where it ends by itself: the folder of a run that was ended before its first
     step, and what it was writing. What cannot be removed now is when the run goes on. A folder that another run has
     taken, before rank 0 did or after, stays as it is.
 
     Args:
       options: of the run.
-      begun: whether the run begins anew, so that steps it has done without a checkpoint go, too.
+      anew: whether the run begins anew, so that steps it has done without a checkpoint go, too.
     """
     folder = options.output_dir
     metrics, lock = os.path.join(folder, METRICS), filelock.FileLock(os.path.join(folder, LOCK), timeout=0)
@@ -276,7 +276,7 @@ def _clear_up(options: ResolvedOptions, *, begun: bool = False) -> None:
     with contextlib.suppress(OSError, PaseError):  # filelock.Timeout is an OSError
         take_lock(lock)
         try:
-            if begun or (not options.in_place and os.path.exists(metrics) and not os.path.getsize(metrics)):
+            if anew or (not options.in_place and os.path.exists(metrics) and not os.path.getsize(metrics)):
                 shutil.rmtree(folder, ignore_errors=True)
             forget_half_written(folder)
         finally:
@@ -301,7 +301,7 @@ def options_after(plan: Plan) -> ResolvedOptions:
     options = plan.options
     if (options.resume == AUTO or not options.in_place) and not has_checkpoint(options.output_dir):
         if not options.in_place:
-            _clear_up(options, begun=True)
+            _clear_up(options, anew=True)
         return options
     checkpoint = find_checkpoint(options.output_dir)
     return options.going_on(options.output_dir, plan.first_step + options.warmup + options.steps - checkpoint.step)

@@ -72,7 +72,7 @@ _MAKING = "Making"
 """What stands for making the inputs of a kernel, among those that are looked at."""
 _TINY_REPEATS = 16  # on every device, of either
 _probed_seconds: dict[tuple[Devices, Kernel], list[float]] = {}
-"""What they took in every session of this process."""
+"""What probes took in every session of this process."""
 _dispatches: dict[Devices, list[float]] = {}
 """What it took to dispatch a node from thread to thread, of every session of this process."""
 
@@ -137,24 +137,24 @@ class KernelTimer:
         for _ in range(_TRIES):
             timings = bench.measure([*PROBES, *(kernel for kernel in batch if kernel not in PROBES)])
             _take_shorter(found, timings)
-            if not self._is_disturbed(timings):
+            probed = {probe: timings[probe].seconds for probe in PROBES if probe in timings}
+            for probe, seconds in probed.items():
+                _probed_seconds.setdefault((self._devices, probe), []).append(seconds)
+            if not self._is_disturbed(probed):
                 break
         else:
             self.disturbed += sum(kernel in found for kernel in batch)
         return {kernel: found[kernel] for kernel in batch if kernel in found}
 
-    def _is_disturbed(self, timings: Mapping[Kernel, Timing]) -> bool:
+    def _is_disturbed(self, probed: Mapping[Kernel, float]) -> bool:
         """Whether a probe took longer than when nobody disturbs it: as in the table, or in the best quarter of this
-        process's sessions. The best of all is an accident."""
-        found = False
-        for probe in PROBES:
-            if probe in timings:
-                seconds = timings[probe].seconds
-                seen = _probed_seconds.setdefault((self._devices, probe), [])
-                seen.append(seconds)
-                undisturbed = min(float(np.percentile(seen, 25)), self._best.get(probe, seconds))
-                found = found or seconds > _DISTURBED * undisturbed
-        return found
+        process's sessions. The best of all is an accident.
+
+        Args:
+          probed: seconds of every probe, in the last session.
+        """
+        return any(seconds > _DISTURBED * min(float(np.percentile(_probed_seconds[self._devices, probe], 25)),
+                                              self._best.get(probe, seconds)) for probe, seconds in probed.items())
 
     def _batches(self, kernels: Iterable[Kernel]) -> Iterator[Sequence[Kernel]]:
         most = min(_BATCH_BYTES, (available_bytes() or 4 * _BATCH_BYTES) // 4)

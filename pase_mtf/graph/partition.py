@@ -9,11 +9,13 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
-__all__ = ["MeshImpl", "Partition", "Piece", "before_reshape", "cover", "groups", "nearest", "of_mesh", "scattered",
-           "scattered_sum", "translate", "volume", "whole", "with_partial_sums"]
+__all__ = ["MeshImpl", "Partition", "Piece", "before_reshape", "cover", "groups", "joined", "nearest", "of_mesh",
+           "scattered", "scattered_sum", "translate", "volume", "whole", "with_partial_sums"]
+
+_Cell = TypeVar("_Cell")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +137,21 @@ def groups(positions: int, axes: Sequence[tuple[int, int]]) -> list[tuple[int, .
             root -= (position // stride) % size * stride
         found.setdefault(root, []).append(position)
     return [tuple(group) for group in found.values()]
+
+
+def joined(cells: Sequence[_Cell], counts: Sequence[int], join: Callable[[Sequence[_Cell], int], _Cell]) -> _Cell:
+    """A row-major grid of cells as one, put together dim by dim, the innermost first.
+
+    Args:
+      cells: as many as all counts multiplied.
+      counts: per dim, how many stand along it.
+      join: neighbours along a dim, and the number of that, as one.
+    """
+    for dim in reversed(range(len(counts))):
+        count = counts[dim]
+        if count > 1:
+            cells = [join(cells[start:start + count], dim) for start in range(0, len(cells), count)]
+    return cells[0]
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pase_mtf.compat import tf
 from pase_mtf.graph.all_reduces import HUB, PAIR, RING, way_of
-from pase_mtf.graph.partition import Partition, Piece, cover, nearest, scattered_sum, with_partial_sums
+from pase_mtf.graph.partition import Partition, Piece, cover, joined, nearest, scattered_sum, with_partial_sums
 from pase_mtf.lowering.emit import Emitter
 
 __all__ = ["ALL_REDUCE", "RESHARDING", "all_reduce", "assemble", "move", "reduce_and_move"]
@@ -146,13 +146,8 @@ def _exchange(orders: Sequence[_Order], members: Sequence[int], source: Partitio
 
 
 def assemble(cells: Sequence[tf.Tensor], counts: Sequence[int], device: str, emitter: Emitter) -> tf.Tensor:
-    """Puts a row-major grid of cells together, innermost dim first."""
-    cells = list(cells)
-    for dim in reversed(range(len(counts))):
-        count = counts[dim]
-        if count > 1:
-            cells = [emitter.concat(device, cells[start:start + count], dim) for start in range(0, len(cells), count)]
-    return cells[0]
+    """Puts a row-major grid of cells together on a device."""
+    return joined(cells, counts, lambda row, dim: emitter.concat(device, row, dim))
 
 
 def move(tensors: Sequence[tf.Tensor], source: Partition, target: Partition, shape: Sequence[int],

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
+from pase_mtf.graph.partition import joined
 from pase_mtf.operations.protocols import Lowering, StockDemands
 from pase_mtf.operations.registry import Rule, add_rules, always, names_of
 
@@ -74,22 +75,14 @@ def _lower(op: mtf.ops.ImportLaidOutTensorOperation, lowering: Lowering) -> None
         if source is not None:
             whole = source.tensor
         elif set(counts) <= {1} or _in_order(slices, counts):
-            whole = _joined(slices, counts)
+            # Every process has all of them: this is no node of the lowering's.
+            with tf.device(slices[0].device):
+                whole = joined(slices, counts, tf.concat)
     if whole is None:
         raise UsageError(f"{op.name}: {len(slices)} slices of shape {slices[0].shape} do not say which part of "
                          f"{output.shape.to_string} each is; take them by tf.slice from one tensor (as make_slices "
                          "does), or use mtf.import_tf_tensor")
     lowering.set_tensor_lowering(output, impl.import_tf_tensor(output, whole))
-
-
-def _joined(slices: Sequence[tf.Tensor], counts: Sequence[int]) -> tf.Tensor:
-    """A row-major grid of slices put together. Every process has all of them: this is no node of the lowering's."""
-    cells = list(slices)
-    with tf.device(slices[0].device):
-        for dim in reversed(range(len(counts))):
-            if counts[dim] > 1:
-                cells = [tf.concat(cells[at:at + counts[dim]], dim) for at in range(0, len(cells), counts[dim])]
-    return cells[0]
 
 
 def _strides(slices: Sequence[tf.Tensor], counts: Sequence[int], shape: mtf.Shape) -> list[int | None]:

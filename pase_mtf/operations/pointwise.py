@@ -84,9 +84,6 @@ def _added_sums(operation: mtf.Operation, sums: Mapping[mtf.Tensor, PendingSum])
     return {output: sums[one] if sums[one] == sums[other] else AddedSum(sums[one], sums[other])}
 
 
-_BINARY = Rule(lower=_lower_binary)
-_SCALAR = Rule(lower=_lower_scalar)
-
 def _lower_summary(op: mtf.ops.ScalarSummaryOperation, lowering: Lowering) -> None:
     """Where every process has a graph of its own, each gets the number on its first device, with what that needs."""
     impl, x = lowering.mesh_impl(op), lowering.tensors[op.inputs[0]].to_laid_out_tensor()
@@ -96,6 +93,9 @@ def _lower_summary(op: mtf.ops.ScalarSummaryOperation, lowering: Lowering) -> No
     tf.add_to_collection(mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY, (op.name, value))
     lowering.set_tensor_lowering(op.outputs[0], x)
 
+
+_BINARY = Rule(lower=_lower_binary)
+_SCALAR = Rule(lower=_lower_scalar)
 
 add_rules({
     _ops.BinaryOpWithBroadcasting: _BINARY,
