@@ -28,7 +28,6 @@ import numpy as np
 from benchmarks.launching import ROOT, commit
 from benchmarks.markdown import table
 from pase_mtf.calibration.cache import fingerprint_of_kernels
-from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.cost.roofline import roofline_machine
 from pase_mtf.epochs.curve import EpochCurve
 from pase_mtf.epochs.step_times import StepTimes
@@ -44,6 +43,7 @@ from pase_mtf.machine.kernel_table import save_tables, table_for
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import Timing
 from pase_mtf.machine.machine import Machine
+from pase_mtf.machine.references import REFERENCES
 from pase_mtf.models import load_config
 from pase_mtf.pipeline.find import find_pipeline
 from pase_mtf.pipeline.pipeline import Pipeline

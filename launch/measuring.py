@@ -32,7 +32,6 @@ from tabulate import tabulate
 
 from pase_mtf import models
 from pase_mtf.calibration.cache import fingerprint_of_kernels, kernel_tables, kernels_path
-from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.exit_codes import exit_code_of
 from pase_mtf.files import check_outputs
@@ -46,6 +45,7 @@ from pase_mtf.machine.kernel_file import load_times
 from pase_mtf.machine.kernel_table import check_target, save_tables
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import Timing
+from pase_mtf.machine.references import REFERENCES
 
 if TYPE_CHECKING:
     from pase_mtf.calibration.meter import KernelMeter

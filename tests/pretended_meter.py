@@ -25,6 +25,9 @@ class PretendedMeter:
         self._left = limit
         self.asked.clear()
 
+    def measure_again(self, kernels, seconds=math.inf, progress=None):
+        return 0
+
     def missing(self, kernels):
         return [kernel for kernel in kernels if kernel not in self.times]
 

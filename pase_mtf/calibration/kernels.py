@@ -36,9 +36,10 @@ import numpy as np
 from more_itertools import constrained_batches
 
 from pase_mtf.calibration.nodes import Nodes
-from pase_mtf.calibration.references import PROBES
 from pase_mtf.compat import graph_of_nodes, tf
+from pase_mtf.machine.kernel_times import DISTURBED
 from pase_mtf.machine.kernels import SENT, TINY, Kernel, Timing
+from pase_mtf.machine.references import PROBES
 from pase_mtf.runtime import Devices, available_bytes, cores, session_config, thread_seconds
 
 __all__ = ["KernelTimer", "KernelWatch", "plain_config"]
@@ -56,7 +57,7 @@ _REPEATS_ALONE = 64  # of a kernel that has its device for itself: to start a ru
 _BATCH = 24  # kernels: TensorFlow looks through a whole graph at the first run of each
 _BATCH_BYTES = 1 << 30
 _LEAST_SECONDS = 5e-7  # of a kernel that cannot be told from none
-_DISTURBED = 1.25  # times as long as a probe took undisturbed
+_LEAST_SHARE = 2e-8  # of one of devices that share cores, before what dispatching it takes: no more than hides in noise
 _TRIES = 2  # of what was disturbed
 _WATCHED = 2  # looks at what is watched
 _SESSIONS = 5  # that tell what it takes to dispatch a node from thread to thread, where no table does
@@ -132,29 +133,32 @@ class KernelTimer:
 
     def _undisturbed(self, batch: Sequence[Kernel]) -> dict[Kernel, Timing]:
         """The times of a batch: the best of a few, where the probes among it took longer than they had before."""
-        found = dict[Kernel, Timing]()
+        found, calmest = dict[Kernel, Timing](), np.inf
         bench = _Bench(self._devices, self._shared, self.failed, self._expected, self._tiny)
         for _ in range(_TRIES):
             timings = bench.measure([*PROBES, *(kernel for kernel in batch if kernel not in PROBES)])
-            _take_shorter(found, timings)
             probed = {probe: timings[probe].seconds for probe in PROBES if probe in timings}
             for probe, seconds in probed.items():
                 _probed_seconds.setdefault((self._devices, probe), []).append(seconds)
-            if not self._is_disturbed(probed):
+            slowed = self._slowed(probed)
+            if slowed < calmest:  # all of it: what was taken off in a disturbed try may have been too much
+                found, calmest = timings, slowed
+            if slowed <= DISTURBED:
                 break
         else:
             self.disturbed += sum(kernel in found for kernel in batch)
-        return {kernel: found[kernel] for kernel in batch if kernel in found}
+        told = tuple(found[probe].seconds for probe in PROBES) if all(probe in found for probe in PROBES) else ()
+        return {kernel: dataclasses.replace(found[kernel], probed=told) for kernel in batch if kernel in found}
 
-    def _is_disturbed(self, probed: Mapping[Kernel, float]) -> bool:
-        """Whether a probe took longer than when nobody disturbs it: as in the table, or in the best quarter of this
-        process's sessions. The best of all is an accident.
+    def _slowed(self, probed: Mapping[Kernel, float]) -> float:
+        """How many times as long as when nobody disturbs it a probe took: as in the table, or in the best quarter of
+        this process's sessions. The best of all is an accident.
 
         Args:
           probed: seconds of every probe, in the last session.
         """
-        return any(seconds > _DISTURBED * min(float(np.percentile(_probed_seconds[self._devices, probe], 25)),
-                                              self._best.get(probe, seconds)) for probe, seconds in probed.items())
+        return max((seconds / min(float(np.percentile(_probed_seconds[self._devices, probe], 25)),
+                                  self._best.get(probe, seconds)) for probe, seconds in probed.items()), default=1.0)
 
     def _batches(self, kernels: Iterable[Kernel]) -> Iterator[Sequence[Kernel]]:
         most = min(_BATCH_BYTES, (available_bytes() or 4 * _BATCH_BYTES) // 4)
@@ -182,15 +186,16 @@ def _take_shorter(found: dict[Kernel, Timing], timings: Mapping[Kernel, Timing])
 class KernelWatch:
     """Times a few kernels again and again, in one session that stays open."""
 
-    def __init__(self, kernels: Sequence[Kernel], devices: int, kind: str = "cpu", waiting: bool = False) -> None:
+    def __init__(self, kernels: Sequence[Kernel], devices: int, kind: str = "cpu", waiting: bool = False,
+                 tiny: float | None = None) -> None:
         """Opens the session.
 
         Args:
           kernels: what is timed.
-          devices, kind: of `KernelTimer`.
+          devices, kind, tiny: of `KernelTimer`: what is compared with a table is dispatched as it is there.
           waiting: what they wait for cores that others use is part of their time, as it is of a step's.
         """
-        self._bench = _Bench(Devices.first(devices, kind), kind == "cpu", {}, waiting=waiting)
+        self._bench = _Bench(Devices.first(devices, kind), kind == "cpu", {}, tiny=tiny, waiting=waiting)
         self._open = contextlib.ExitStack()
         self._look = self._open.enter_context(self._bench.opened(kernels))
 
@@ -289,7 +294,11 @@ class _Bench:
     def _of_one(self, kernel: Kernel, timing: Timing, without: Timing, dispatch: float) -> Timing:
         """What one run of a kernel takes, by what a run of all of them took, and one without them."""
         each = (timing.seconds - without.seconds) / self._runs(self._repeats(kernel))
-        return dataclasses.replace(timing, seconds=max(each, _LEAST_SECONDS) + dispatch)
+        return dataclasses.replace(timing, seconds=max(each, self._least) + dispatch)
+
+    @property
+    def _least(self) -> float:
+        return _LEAST_SHARE if self._shared else _LEAST_SECONDS
 
     def _is_fresh(self, kernel: Kernel) -> bool:
         """Whether its inputs are made anew for every run: those that other devices of this process made."""
@@ -314,7 +323,7 @@ class _Bench:
             known = [*_dispatches.get(self._devices, ()), self._dispatch_now(looked)]
             return max(0.0, float(np.percentile(known, 25)))
         alone = (looked[_IN_A_ROW].seconds - looked[_IDLE_AGAIN].seconds) / self._runs(_TINY_REPEATS)
-        return max(0.0, self._tiny - max(alone, _LEAST_SECONDS))
+        return max(0.0, self._tiny - max(alone, self._least))
 
     def _dispatch_now(self, looked: Mapping[Kernel, Timing]) -> float:
         """What it took in one session."""
@@ -364,7 +373,8 @@ class _Bench:
         """
         seconds = []
         for series in clocked:
-            work = series.work / len(series.walls) / cores() * _WAITING
+            # Of more cores than devices some have nothing to do: nobody else took these.
+            work = series.work / len(series.walls) / min(cores(), self._devices.count) * _WAITING
             bounded = self._shared and not self._waiting
             seconds.append(min(series.median, work) if bounded else series.median)
         return Timing(float(np.mean(seconds)), max(series.spread for series in clocked),

@@ -4,7 +4,6 @@ TensorFlow, reading does not."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import sys
@@ -14,11 +13,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 import numpy as np
 
 from pase_mtf.calibration.cache import check_request, fingerprint_of_kernels, kernels_path, measuring_alone
-from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.errors import UsageError
 from pase_mtf.machine.kernel_file import append_times, begun, load_times
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import TINY, Kernel, Timing
+from pase_mtf.machine.references import REFERENCES
 from pase_mtf.runtime import cores, memory_bytes
 
 __all__ = ["KernelMeter"]
@@ -67,6 +66,7 @@ class KernelMeter:
         self.notes: list[str] = []
         self._tell = note
         self.failed: dict[Kernel, str] = {}
+        self._timed_again = set[Kernel]()
         self._unkept: dict[Kernel, Timing] = {}  # at the speed of the file
         if self.times.damaged:
             self._note(f"{self.path}: {self.times.damaged} lines are damaged; what they told is measured again")
@@ -116,7 +116,11 @@ class KernelMeter:
             self._note(f"the machine is busy (load {load:.1f} on {cores():g} cores): times may be too long")
         begin, share = time.perf_counter(), seconds / 2 if self.missing(REFERENCES) else seconds
         found = self._look(share, progress)
-        self._compare({kernel: found[kernel].seconds for kernel in self._telling if kernel in found})
+        # References that were timed in a disturbed moment tell nothing of what was timed after it.
+        wrong = set(self.times.disturbed(REFERENCES))
+        self._compare({kernel: found[kernel].seconds for kernel in self._telling
+                       if kernel in found and kernel not in wrong})
+        self._replace({kernel: found[kernel] for kernel in wrong if kernel in found})
         self.measure(REFERENCES, max(seconds / 2, seconds - (time.perf_counter() - begin)), progress)
         return not self.missing(REFERENCES)
 
@@ -150,7 +154,9 @@ class KernelMeter:
         """How many times what is kept reference kernels take in the median, a few times over."""
         from pase_mtf.calibration.kernels import KernelWatch  # TensorFlow takes seconds to import
         found = []
-        with contextlib.closing(KernelWatch(kernels, self.devices, self.kind)) as watch:
+        tiny = self.times.get(TINY)
+        with contextlib.closing(KernelWatch(kernels, self.devices, self.kind,
+                                            tiny=tiny.seconds if tiny else None)) as watch:
             for _ in range(_LOOKS):
                 time.sleep(_PAUSE)
                 found.append(float(np.median(self._ratios(watch.seconds()))))
@@ -187,32 +193,61 @@ class KernelMeter:
                 count += len(batch)
         return count
 
+    def measure_again(self, kernels: Sequence[Kernel], seconds: float = np.inf,
+                      progress: Callable[[int], object] = lambda count: None) -> int:
+        """Times those once more, and once in a run, that were timed while others slowed the machine: they would seem to
+        take too long for good. Of the two times the one of the calmer session counts.
+
+        Args:
+          kernels: the most important ones first.
+          seconds, progress: of `measure`.
+
+        Returns:
+          How many were timed.
+        """
+        wanted, count = [kernel for kernel in self.times.disturbed(kernels) if kernel not in self._timed_again], 0
+        with contextlib.closing(self._time(wanted, seconds, progress, known=True)) as batches:
+            for batch in batches:
+                self._timed_again.update(batch)
+                self._replace(batch)
+                count += len(batch)
+        return count
+
+    def _replace(self, timings: Mapping[Kernel, Timing]) -> None:
+        """Takes what was timed in a calmer session than before."""
+        calmer = {kernel: timing for kernel, timing in timings.items()
+                  if (before := self.times.get(kernel)) is None
+                  or self.times.slowed(timing) < self.times.slowed(before)}
+        self.times.update(calmer)
+        self._keep(calmer)
+
     def _look(self, seconds: float, progress: Callable[[int], object]) -> dict[Kernel, Timing]:
         """What the reference kernels take now that are kept, those first that tell how fast the machine is."""
         found, telling = dict[Kernel, Timing](), self._telling
         kept = sorted(filter(self.times.__contains__, REFERENCES), key=lambda kernel: kernel not in telling)
-        with contextlib.closing(self._time(kept, seconds, progress, look=True)) as batches:
+        with contextlib.closing(self._time(kept, seconds, progress, known=True, compared=False)) as batches:
             for batch in batches:
                 found.update(batch)
         return found
 
     def _time(self, kernels: Sequence[Kernel], seconds: float, progress: Callable[[int], object], *,
-              look: bool = False) -> Generator[dict[Kernel, Timing], None, None]:
-        """Times kernels, batch by batch: what is missing of them; or, to look at them, also those that are known."""
+              known: bool = False, compared: bool = True) -> Generator[dict[Kernel, Timing], None, None]:
+        """Times kernels, batch by batch: what is missing of them, or also those that are known; as long as probes take
+        longer than what is kept of them once more, unless that is what is to be found out."""
         if not kernels:
             return
         from pase_mtf.calibration.kernels import KernelTimer  # TensorFlow takes seconds to import
         asked = time.perf_counter()
         expected = self.times.estimate if self.kind == "gpu" and len(self.times) else None
         tiny = self.times.get(TINY)
-        best = {} if look else self._telling  # those tell how fast the machine is: as they are now
+        best = (self.times.calm or self._telling) if compared else {}
         timer = KernelTimer(self.devices, self.kind, expected, tiny=tiny.seconds if tiny else None, best=best)
         with measuring_alone(lambda: print("kernels are timed by another run, which is waited for",
                                            file=sys.stderr)) as waited:
             begin, wanted = time.perf_counter(), kernels
             if waited and not self._again:
                 self._read_again()
-                if not look:
+                if not known:
                     wanted = self.missing(kernels)
                     progress(len(kernels) - len(wanted))
             try:
@@ -239,8 +274,7 @@ class KernelMeter:
         """Appends times to the file, as they would have been before: all that it holds is of one speed. What cannot be
         written is tried again with what comes next: somebody may have freed space meanwhile."""
         drift = self._kept_drift
-        self._unkept.update({kernel: dataclasses.replace(timing, seconds=timing.seconds / drift)
-                             for kernel, timing in timings.items()})
+        self._unkept.update({kernel: timing.scaled(1.0 / drift) for kernel, timing in timings.items()})
         try:
             if self._unkept:
                 append_times(self.path, self._unkept, self.times.on, anew=self._again)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pase_mtf.calibration.meter import KernelMeter
-from pase_mtf.machine.kernels import Kernel
+from pase_mtf.machine.kernels import TINY, Kernel
 
 if TYPE_CHECKING:
     from pase_mtf.calibration.kernels import KernelWatch
@@ -57,7 +57,9 @@ class SpeedWatch:
             return None
         if self._watch is None:
             from pase_mtf.calibration.kernels import KernelWatch  # TensorFlow takes seconds to import
-            self._watch = KernelWatch(self._watched, self._meter.devices, self._meter.kind, waiting=True)
+            tiny = self._meter.times.get(TINY)
+            self._watch = KernelWatch(self._watched, self._meter.devices, self._meter.kind, waiting=True,
+                                      tiny=tiny.seconds if tiny else None)
             now = self._begin = time.perf_counter()  # to open it is no part of looking
         found, kept = self._watch.seconds(), self._meter.times
         self._spent += time.perf_counter() - now

@@ -17,6 +17,7 @@ from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import locked
 from pase_mtf.machine.kernel_times import Circumstances, KernelTimes
 from pase_mtf.machine.kernels import Kernel, Timing
+from pase_mtf.machine.references import PROBES
 
 __all__ = ["append_times", "begun", "line_of", "load_times", "read_entry"]
 
@@ -29,8 +30,9 @@ _MOST_WORK = 1e30  # FLOP or bytes
 
 def line_of(kernel: Kernel, timing: Timing) -> str:
     """A kernel and its time as a line of a file, without its end."""
+    probed = {"probed": [float(f"{seconds:.4g}") for seconds in timing.probed]} if timing.probed else {}
     return json.dumps({"seconds": float(f"{timing.seconds:.4g}"), "spread": round(timing.spread, 3),
-                       "runs": timing.runs, "text": str(kernel), "kernel": kernel.to_json()})
+                       "runs": timing.runs, **probed, "text": str(kernel), "kernel": kernel.to_json()})
 
 
 def read_entry(data: Any) -> tuple[Kernel, Timing]:
@@ -41,7 +43,8 @@ def read_entry(data: Any) -> tuple[Kernel, Timing]:
     """
     try:
         kernel, seconds = Kernel.from_json(data["kernel"]), float(data["seconds"])
-        timing = Timing(seconds, float(data.get("spread", 0.0)), int(data.get("runs", 1)))
+        timing = Timing(seconds, float(data.get("spread", 0.0)), int(data.get("runs", 1)),
+                        tuple(map(float, data.get("probed", ()))))
         blocks = (*kernel.inputs, *kernel.outputs)
         if len(blocks) > _MOST_BLOCKS or any(
                 min(block.shape, default=0) < 0 or block.elements > _MOST_ELEMENTS for block in blocks):
@@ -52,8 +55,11 @@ def read_entry(data: Any) -> tuple[Kernel, Timing]:
             raise FormatError(f"work that nobody does in {shortened(kernel, quoted=False)}; leave it out")
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(f"no time of a kernel: {shortened(data)}; leave it out") from error
-    if not 0.0 < seconds < _MOST_SECONDS:
-        raise FormatError(f"{shortened(kernel, quoted=False)} took {seconds:g} seconds; leave it out")
+    for taken in (seconds, *timing.probed):
+        if not 0.0 < taken < _MOST_SECONDS:
+            raise FormatError(f"{shortened(kernel, quoted=False)} took {taken:g} seconds; leave it out")
+    if len(timing.probed) not in (0, len(PROBES)):
+        raise FormatError(f"no times of {len(PROBES)} probes: {shortened(timing.probed)}; leave them out")
     return kernel, timing
 
 

@@ -13,12 +13,18 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from pase_mtf.machine.kernels import Kernel, Timing
+from pase_mtf.machine.references import PROBES
 
-__all__ = ["Circumstances", "KernelTimes"]
+__all__ = ["DISTURBED", "Circumstances", "KernelTimes"]
 
 _ALONG_AXES = frozenset({"All", "Any", "ArgMax", "ArgMin", "ConcatV2", "Cumsum", "ExpandDims", "GatherV2", "Max",
                          "Mean", "Min", "Prod", "Split", "SplitV", "Sum", "Transpose"})
 """What their small constants tell are axes; those of others are sizes, and where something begins."""
+
+DISTURBED = 1.25
+"""How many times as long as in calm sessions a probe takes in one that others disturb."""
+_TELLING = 4
+"""Sessions, that tell what is calm."""
 
 
 def _without_sizes(kernel: Kernel) -> Hashable:
@@ -56,11 +62,12 @@ class KernelTimes:
     Attributes:
       on: what they were measured on (processor, devices, threads, TensorFlow, ...).
       damaged: lines of a file that could not be read.
+      updates: how often something was taken in: what was known may take another time since.
     """
 
     def __init__(self, on: Circumstances | None = None, timings: Mapping[Kernel, Timing] | None = None,
                  damaged: int = 0) -> None:
-        self.on, self.damaged = cast(Circumstances, dict(on or {})), damaged
+        self.on, self.damaged, self.updates = cast(Circumstances, dict(on or {})), damaged, 0
         self._timings = dict(timings or {})
 
     def __len__(self) -> int:
@@ -80,13 +87,35 @@ class KernelTimes:
     def update(self, timings: Mapping[Kernel, Timing]) -> None:
         """Takes in what was measured; what was known before is replaced."""
         self._timings.update(timings)
-        for name in ("_rates", "_sizes"):
+        self.updates += 1
+        for name in ("_rates", "_sizes", "calm"):
             vars(self).pop(name, None)
 
     def scaled(self, factor: float) -> KernelTimes:
         """The same kernels, all times multiplied."""
-        return KernelTimes(self.on, {kernel: dataclasses.replace(timing, seconds=factor * timing.seconds)
-                                     for kernel, timing in self._timings.items()}, self.damaged)
+        return KernelTimes(self.on, {kernel: timing.scaled(factor) for kernel, timing in self._timings.items()},
+                           self.damaged)
+
+    def disturbed(self, kernels: Iterable[Kernel]) -> list[Kernel]:
+        """Those that were timed while others slowed the machine, by what the probes of all sessions took that are kept;
+        while few are, nobody can tell."""
+        return [kernel for kernel in kernels
+                if (timing := self._timings.get(kernel)) and self.slowed(timing) > DISTURBED]
+
+    def slowed(self, timing: Timing) -> float:
+        """How many times as long as in calm sessions a probe took while a kernel was timed; 1 where nobody knows."""
+        if not (self.calm and timing.probed):
+            return 1.0
+        return max(seconds / self.calm[probe] for probe, seconds in zip(PROBES, timing.probed, strict=True))
+
+    @functools.cached_property
+    def calm(self) -> Mapping[Kernel, float]:
+        """Seconds that each of the probes takes while nobody slows the machine: as in the best quarter of the sessions
+        that are kept, for the best of all is an accident. Empty while few are known."""
+        sessions = sorted({timing.probed for timing in self._timings.values() if timing.probed})
+        if len(sessions) < _TELLING:
+            return {}
+        return dict(zip(PROBES, map(float, np.percentile(sessions, 25, axis=0)), strict=True))
 
     def bound(self, kernel: Kernel) -> float:
         """Seconds that the kernel takes at least, measured or not: its arithmetic at the best rate that any kernel of

@@ -228,8 +228,16 @@ class Timing:
       seconds: of one run; of devices that share cores, its share of the time of all of them.
       spread: half the distance between the quartiles, relative to the median.
       runs: how many runs that is the median of.
+      probed: seconds of the probes of the session in which it was timed: they tell whether others slowed the machine
+        then. Empty: nobody knows.
     """
 
     seconds: float
     spread: float = 0.0
     runs: int = 1
+    probed: tuple[float, ...] = ()
+
+    def scaled(self, factor: float) -> Timing:
+        """The same where everything takes so many times as long."""
+        return dataclasses.replace(self, seconds=factor * self.seconds,
+                                   probed=tuple(factor * seconds for seconds in self.probed))

@@ -13,11 +13,11 @@ import time
 from pase_mtf.calibration.cache import code_version, traces_path
 from pase_mtf.calibration.load import GivenMachine, is_kernel_file, is_local
 from pase_mtf.calibration.meter import KernelMeter
-from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.cost.kernels import KernelSource
 from pase_mtf.errors import UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.machine.references import REFERENCES
 from pase_mtf.strategy.measured import MeasuredPrices
 
 __all__ = ["Telling", "kernel_times", "kernels_of", "prices_by_kernels", "time_references"]

@@ -35,7 +35,7 @@ from pase_mtf.strategy.choosing import gap_above, outdone, simple_configurations
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import data_parallel, expert
 from pase_mtf.strategy.kernels_text import origin_text
-from pase_mtf.strategy.measuring import measure, missing_of
+from pase_mtf.strategy.measuring import measure, measure_again, missing_of
 from pase_mtf.strategy.search_report import KernelsReport, SearchReport
 from pase_mtf.strategy.strategy import Strategy, check_configurations, price_assignment, with_configurations
 from pase_mtf.strategy.within import solve_within
@@ -70,6 +70,7 @@ class _Bound(NamedTuple):
       machine: by whose rates configurations were priced of which no kernels were known.
       kernels: that were known.
       times: of those that were measured.
+      updates: of these.
     """
 
     seconds: float
@@ -77,6 +78,7 @@ class _Bound(NamedTuple):
     machine: Machine
     kernels: AbstractSet[Kernel]
     times: KernelTimes
+    updates: int
 
 
 class MeasuredPrices:
@@ -99,7 +101,7 @@ class MeasuredPrices:
         self._graph, self._source, self._meter, self._progress = graph, source, meter, progress
         self._known = KnownKernels(graph, source)
         self._base: tuple[int, PricedNetwork] | None = None
-        self._prices = dict[bool, Callable[[Kernel], float]]()  # by whether they are bounds; of that number of times
+        self._prices = dict[bool, Callable[[Kernel], float]]()  # by whether they are bounds; of those times
         self.rounds, self._most_spent = 0, math.inf
         self._begin_with: Sequence[Configuration] | None = None
         self._bounds = dict[float | None, _Bound]()  # by memory limit
@@ -139,6 +141,7 @@ class MeasuredPrices:
         if simple is not None:
             self._known.look(simple)
         self._measure(by_hand if simple is None else [*by_hand, simple], end)
+        self._measure_again([best, *by_hand], end)
         # The first run on a machine has to measure, and goes on to prove, for no longer than it took to find something;
         # later ones want the answer at once.
         now = time.perf_counter()
@@ -178,7 +181,9 @@ class MeasuredPrices:
         """
         check_configurations(self._graph, configurations, self._meter.devices)
         self._known.look(configurations)
-        self._measure([configurations], time.perf_counter() + seconds)
+        end = time.perf_counter() + seconds
+        self._measure([configurations], end)
+        self._measure_again([configurations], end)
         priced, assignment = with_configurations(self._priced(bounds=False), configurations)
         return self._explained(price_assignment(name, priced, assignment, self._report(configurations)))
 
@@ -363,7 +368,7 @@ class MeasuredPrices:
         begin, before, times = time.perf_counter(), self._bounds.get(memory_limit), self._meter.times
         solution = self._solve(self._priced(bounds=True), memory_limit, end)
         found = _Bound(solution.lower_bound, time.perf_counter() - begin, self.machine,
-                       self._known.all_kernels(), KernelTimes(times.on, dict(times.items())))
+                       self._known.all_kernels(), KernelTimes(times.on, dict(times.items())), times.updates)
         if before is not None and before.seconds > found.seconds and (kept := self._still(before)) > found.seconds:
             found = found._replace(seconds=kept, took=max(before.took, found.took))
         self._bounds[memory_limit] = found
@@ -386,7 +391,7 @@ class MeasuredPrices:
         is lower for want of time. Where kernels were faster that has as long as the search before."""
         before, kept, seconds = self._bounds.get(memory_limit), -math.inf, _SEARCH_SECONDS
         if before is not None:
-            if len(before.times) == len(self._meter.times):
+            if before.updates == self._meter.times.updates:
                 return before.seconds
             kept = self._still(before)
             if gap_above(cost, kept) <= _CERTAIN:
@@ -410,6 +415,14 @@ class MeasuredPrices:
             return 0
         self.rounds += 1
         return measure(self._meter, missing, end, f"round {self.rounds}", self._progress)
+
+    def _measure_again(self, strategies: Sequence[Sequence[Configuration]], end: float) -> None:
+        """Measures what of some strategies was timed while others slowed the machine, what matters most first."""
+        counts = dict[Kernel, int]()
+        for configurations in strategies:
+            counts |= self._known.kernels(configurations)
+        measure_again(self._meter, counts, min(end, time.perf_counter() + self._most_spent - self._meter.spent),
+                      self._progress)
 
     def _by_hand(self) -> list[tuple[Configuration, ...]]:
         """What people write by hand, looked at: what a search finds among estimates may turn out to cost more."""
@@ -439,8 +452,8 @@ class MeasuredPrices:
     # -- prices -------------------------------------------------------------------------------------------------------
     def _priced(self, *, bounds: bool) -> PricedNetwork:
         times = self._meter.times
-        if self._base is None or self._base[0] != len(times):
-            self._base = len(times), build_network(self._graph, self.machine, self._meter.devices)
+        if self._base is None or self._base[0] != times.updates:
+            self._base = times.updates, build_network(self._graph, self.machine, self._meter.devices)
             self._prices = {True: functools.cache(functools.partial(_at_least, times)),
                             False: functools.cache(times.estimate)}
         return self._known.applied(self._base[1], self._prices[bounds], scaled=not bounds)

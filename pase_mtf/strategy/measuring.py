@@ -9,7 +9,7 @@ from pase_mtf.calibration.meter import KernelMeter
 from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.machine.kernels import Kernel
 
-__all__ = ["measure", "missing_of"]
+__all__ = ["by_weight", "measure", "measure_again", "missing_of"]
 
 
 def missing_of(meter: KernelMeter | SavedKernels, counts: Mapping[Kernel, int]) -> list[Kernel]:
@@ -19,8 +19,13 @@ def missing_of(meter: KernelMeter | SavedKernels, counts: Mapping[Kernel, int]) 
       meter: what is measured.
       counts: how often a step runs each kernel.
     """
+    return meter.missing(by_weight(meter, counts))
+
+
+def by_weight(meter: KernelMeter | SavedKernels, counts: Mapping[Kernel, int]) -> list[Kernel]:
+    """Kernels, what is estimated to matter most first (`missing_of`)."""
     price = meter.times.estimate
-    return sorted(meter.missing(list(counts)), key=lambda kernel: -counts[kernel] * price(kernel))
+    return sorted(counts, key=lambda kernel: -counts[kernel] * price(kernel))
 
 
 def measure(meter: KernelMeter | SavedKernels, missing: list[Kernel], end: float, title: str,
@@ -51,3 +56,25 @@ def measure(meter: KernelMeter | SavedKernels, missing: list[Kernel], end: float
         progress(f"others slow this machine: {meter.disturbed - before} of {measured} kernels were timed meanwhile, "
                  "and may seem to take longer than they do")
     return measured
+
+
+def measure_again(meter: KernelMeter | SavedKernels, counts: Mapping[Kernel, int], end: float,
+                  progress: Callable[[str], object]) -> int:
+    """Times those kernels again that were timed while others slowed the machine.
+
+    Args:
+      meter: measures them.
+      counts: how often a step runs each kernel.
+      end: of the time for that, by `time.perf_counter`.
+      progress: called with what is being done, a line.
+
+    Returns:
+      How many were timed again.
+    """
+    left = end - time.perf_counter()
+    if left <= 0.0:
+        return 0
+    count = meter.measure_again(by_weight(meter, counts), left)
+    if count:
+        progress(f"{count} kernels that were timed while others slowed this machine are timed again")
+    return count

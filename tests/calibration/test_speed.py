@@ -9,9 +9,9 @@ from pase_mtf.calibration import kernels as timing
 from pase_mtf.calibration import speed
 from pase_mtf.calibration.kernels import KernelWatch
 from pase_mtf.calibration.meter import KernelMeter
-from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.calibration.speed import SpeedWatch, speed_note
 from pase_mtf.machine.kernels import TINY, Timing
+from pase_mtf.machine.references import REFERENCES
 from pase_mtf.runtime import Devices
 
 _SHARES = {REFERENCES[0]: 0.25, REFERENCES[1]: 0.5, REFERENCES[2]: 0.25}
@@ -30,8 +30,9 @@ class _Watch:
 
     factors, opened, closed = (1.0, 1.0), 0, 0
 
-    def __init__(self, kernels, devices, kind, waiting):
+    def __init__(self, kernels, devices, kind, waiting, tiny):
         assert (kernels, devices, kind, waiting) == ((REFERENCES[1], REFERENCES[0]), 2, "cpu", True)
+        assert tiny == 1e-6  # what a node takes to dispatch is that of the prices
         type(self).opened += 1
 
     def seconds(self):
@@ -166,6 +167,30 @@ def test_what_kernels_wait_for_others_is_told_of_a_busy_machine(monkeypatch, wai
         with contextlib.closing(KernelWatch(REFERENCES[6:7], 2, waiting=waiting)) as watch:
             seconds[factor], = watch.seconds().values()
     assert seconds[10.0] / seconds[1.0] == pytest.approx(10.0 if waiting else timing._WAITING)
+
+
+class _Single(_Busy):
+    """Each of two devices keeps one core busy."""
+
+    def make_callable(self, target):
+        if target not in self._targets:
+            self._targets.append(target)
+        seconds = 1e-2 if target is self._targets[0] else 1e-3
+
+        def run():
+            _Busy.wall += seconds
+            _Busy.work += 2 * seconds
+        return run
+
+
+def test_cores_without_work_are_not_taken_by_others(monkeypatch):
+    monkeypatch.setattr(timing, "_dispatches", {})
+    monkeypatch.setattr(timing.tf, "Session", _Single)
+    monkeypatch.setattr(timing, "cores", lambda: 16.0)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: _Busy.wall))
+    monkeypatch.setattr(timing, "thread_seconds", lambda: {1: _Busy.work})
+    bench, kernel = timing._Bench(Devices.first(2, "cpu"), True, {}), REFERENCES[5]
+    assert bench.measure([kernel])[kernel].seconds == pytest.approx(9e-3 / bench._runs(bench._repeats(kernel)))
 
 
 class _Caches(_Busy):

@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from pase_mtf.calibration.cache import kernels_path
-from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.launch import __main__ as launcher
 from pase_mtf.launch.measuring import main
 from pase_mtf.machine.kernel_file import load_times
 from pase_mtf.machine.kernel_table import load_tables, table_for
+from pase_mtf.machine.references import REFERENCES
 
 _PROGRAM = '''
 import mesh_tensorflow as mtf

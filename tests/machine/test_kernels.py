@@ -9,11 +9,11 @@ import random
 import numpy as np
 import pytest
 
-from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.machine.kernel_file import append_times, line_of, load_times
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import Block, Kernel, Timing, send_kernel, sum_kernel
+from pase_mtf.machine.references import REFERENCES
 
 _RECORDED = pathlib.Path(__file__).parents[1] / "data" / "kernels.jsonl"
 
@@ -206,13 +206,14 @@ def test_file_that_many_append_to(tmp_path):
     assert len(times) == 32
     assert times.damaged == 0
     assert times.get(_product(7, 2, 3)) == Timing(7e-6, 0.02, 9)
-    append_times(path, {_product(7, 2, 3): Timing(5e-6)})
-    assert load_times(path).get(_product(7, 2, 3)).seconds == 5e-6
+    append_times(path, {_product(7, 2, 3): Timing(5e-6, probed=(1e-3, 2e-3))})
+    assert load_times(path).get(_product(7, 2, 3)) == Timing(5e-6, probed=(1e-3, 2e-3))
 
 
 @pytest.mark.parametrize("damage", [
     b"{", b"\xff\xfe\n", b"[1]\n", b'{"seconds": -1.0, "kernel": {}}\n', b"\x00" * 50,
-    line_of(_SUM, Timing(1.0)).encode()[:-20]])
+    line_of(_SUM, Timing(1.0)).encode()[:-20], line_of(_SUM, Timing(1.0, probed=(1.0,) * 3)).encode() + b"\n",
+    line_of(_SUM, Timing(1.0, probed=(1.0, -1.0))).encode() + b"\n"])
 def test_damaged_lines_are_passed_over(tmp_path, damage):
     path = tmp_path / "kernels.jsonl"
     append_times(path, {_product(1, 2, 3): Timing(1e-6)})

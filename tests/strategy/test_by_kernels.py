@@ -8,13 +8,13 @@ import pytest
 from pase_mtf import export_graph, find_strategy
 from pase_mtf.calibration.cache import KERNEL_VERSION, fingerprint_of_kernels, kernels_path
 from pase_mtf.calibration.load import load_machine
-from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import FormatError, InfeasibleError, PaseError, UsageError
 from pase_mtf.machine.kernel_file import load_times
 from pase_mtf.machine.kernel_table import save_tables
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import TINY, Timing
+from pase_mtf.machine.references import REFERENCES
 from pase_mtf.strategy import by_kernels
 from pase_mtf.strategy.strategy import Strategy
 

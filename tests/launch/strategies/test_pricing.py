@@ -9,7 +9,6 @@ from small_graphs import perceptron
 
 from pase_mtf.calibration import load
 from pase_mtf.calibration.cache import kernels_path
-from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.compat import tf
 from pase_mtf.errors import ClusterError
 from pase_mtf.launch.__main__ import main
@@ -21,6 +20,7 @@ from pase_mtf.launch.strategies import pricing
 from pase_mtf.launch.strategies.finding import find_strategies
 from pase_mtf.machine.kernel_file import load_times
 from pase_mtf.machine.machine import Machine
+from pase_mtf.machine.references import REFERENCES
 from pase_mtf.strategy.experts import data_parallel, expert
 
 _RUN = ["--model=rnnlm", "--preset=tiny", "--mesh=2", "--devices=cpu", "--prices=measured", "--search_only",
