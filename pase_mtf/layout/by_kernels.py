@@ -3,6 +3,7 @@ Mesh-TensorFlow's own code and priced by what its kernels were measured to take,
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import math
@@ -29,6 +30,7 @@ from pase_mtf.machine.machine import Machine
 from pase_mtf.operations.registry import rule_of
 from pase_mtf.strategy.by_kernels import Telling
 from pase_mtf.strategy.kernels_text import origin_text
+from pase_mtf.strategy.measuring import measure, missing_of
 from pase_mtf.strategy.search_report import KernelsReport
 
 __all__ = ["check_program", "find_layout_by_kernels", "machine_of_kernels"]
@@ -118,17 +120,19 @@ class _Judge:
         lower."""
         if cost.problem or self.expired():
             return
-        price, seconds = self._kernels.times.estimate, dict[Kernel, float]()
-        for counts in self._run(cost).parts.values():
-            for kernel, count in counts.items():
-                seconds[kernel] = seconds.get(kernel, 0.0) + count * price(kernel)
-        missing = sorted(self._kernels.missing(list(seconds)), key=lambda kernel: -seconds[kernel])
+        counts = collections.Counter[Kernel]()
+        for part in self._run(cost).parts.values():
+            counts.update(part)
+        missing = missing_of(self._kernels, counts)
         if not missing:
             return
         self.rounds += 1
-        self._tell(f"round {self.rounds}: {len(missing)} kernels to measure, {len(self._kernels.times)} are known")
         self._request.say(f"measuring {len(missing)} kernels")
-        self._kernels.measure(missing, self._end - time.perf_counter())
+        measure(self._kernels, missing, self._end, f"round {self.rounds}", self._tell)
+
+    def is_measured(self, cost: LayoutCost) -> bool:
+        """Whether nothing of its price is an estimate."""
+        return bool(cost.problem) or all(kernel in self._kernels.times for kernel in _kernels_of([self._run(cost)]))
 
     def cost(self, cost: LayoutCost) -> LayoutCost:
         """The same with seconds by its kernels, as they are known now; as it is where it does not lower."""
@@ -215,7 +219,7 @@ def _candidates(one: GraphSearch, judge: _Judge, allowed: Sequence[LayoutCost], 
       allowed: of those that are asked for, what may be the answer.
       asked: all that is asked for.
     """
-    found: list[LayoutCost] = []
+    found, least = list[LayoutCost](), list[float]()
     bound = math.inf
     for candidate in one:
         best = min((judge.cost(cost).seconds for cost in found), default=math.inf)
@@ -228,9 +232,13 @@ def _candidates(one: GraphSearch, judge: _Judge, allowed: Sequence[LayoutCost], 
             for other in asked:
                 judge.measure(other)
         found.append(cost)
+        least.append(candidate.cost)
     if not found:
         for other in asked:
             judge.measure(other)
+    # What is estimated may turn out to take no more than its bound.
+    bound = min([bound, *(judge.still_true * seconds for cost, seconds in zip(found, least, strict=True)
+                          if not judge.is_measured(cost))])
     # Rates and efficiencies are known better now than when the first was priced.
     priced = {judge.effect(cost): judge.cost(cost) for cost in (*allowed, *found)}
     usable = sorted(priced.values(), key=lambda cost: cost.seconds)

@@ -3,15 +3,17 @@ for the machine's."""
 
 import dataclasses
 import itertools
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
 from pase_mtf.calibration.cache import kernels_path
 from pase_mtf.calibration.meter import KernelMeter
-from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.cost.roofline import still_true
 from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.layout import by_kernels
 from pase_mtf.layout.by_kernels import machine_of_kernels
 from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.kernels import COMPUTE, layout_kernels
@@ -20,6 +22,7 @@ from pase_mtf.lowering.equal_nodes import first_of_equal
 from pase_mtf.lowering.nodes import kernel_of
 from pase_mtf.machine.kernel_file import load_times
 from pase_mtf.machine.kernel_table import save_tables
+from pase_mtf.machine.references import REFERENCES
 
 
 def build():
@@ -95,6 +98,24 @@ def test_by_the_machine_at_hand_and_by_a_file(cache_dir, timed_kernels, tmp_path
     assert not timed_kernels
     assert (there.mesh_shape, there.layout_rules) == (here.mesh_shape, here.layout_rules)
     assert there.seconds == pytest.approx(here.seconds, rel=1e-3)
+
+
+def test_what_is_estimated_is_no_proof():
+    """A layout that may take less than the best, by its bound, and whose kernels were not all measured."""
+    seconds, bounds = {"A": 10.0, "B": 12.0, "C": 20.0}, {"A": 7.0, "B": 8.0, "C": 11.0}
+    one, judge = MagicMock(), MagicMock(still_true=1.0)
+    one.__iter__.return_value = iter([SimpleNamespace(cost=bounds[name], mesh=name, rules={}) for name in "ABC"])
+    one.cost = lambda _, mesh, rules: SimpleNamespace(name=mesh, seconds=seconds[mesh], problem=None)
+    judge.cost, judge.effect = lambda cost: cost, lambda cost: cost.name
+    judge.expired.return_value, judge.is_measured = False, lambda cost: cost.name == "A"
+    usable, bound = by_kernels._candidates(one, judge, [], [])
+    assert (usable[0].name, bound) == ("A", 8.0)
+
+
+def test_what_slows_the_machine_is_told(cache_dir, timed_kernels, monkeypatch, capsys):
+    monkeypatch.setattr("pase_mtf.calibration.kernels.KernelTimer.disturbed", 3)
+    find_layout(build, 4, prices="measured", measure_seconds=600)
+    assert "others slow this machine" in capsys.readouterr().err
 
 
 def test_without_outputs_a_step_computes_what_nobody_reads():
