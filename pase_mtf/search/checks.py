@@ -60,7 +60,9 @@ def _sound(first: np.ndarray, unary: np.ndarray, matrices: Matrices, classes: np
     for v in range(layers):
         if first[v + 1] <= first[v] or not _finite(unary[first[v]:first[v + 1]]):
             return False
-    seen = np.zeros(len(matrices.at), np.bool_)
+    for m in range(len(matrices.at)):  # of no edge, too: the least of all costs tells how far sums may be wrong
+        if not _finite(matrix(matrices, m).reshape(-1)):
+            return False
     for e in range(len(edge_matrix)):
         m = edge_matrix[e]
         for side in range(2):
@@ -72,10 +74,6 @@ def _sound(first: np.ndarray, unary: np.ndarray, matrices: Matrices, classes: np
                 if not _fits(classes[classes_at[vector]:classes_at[vector + 1]], count, bound):
                     return False
                 known[0, vector], known[1, vector] = count, bound
-        if not seen[m]:
-            seen[m] = True
-            if not _finite(matrix(matrices, m).reshape(-1)):
-                return False
     return True
 
 
@@ -115,6 +113,9 @@ def _check_edges(arrays: NetworkArrays) -> None:
                     raise UsageError(f"{where}: {name} has class {least if least < 0 else most}; "
                                      f"the matrix has 0 to {bound - 1}")
                 checked_classes.add((vector, bound))
+    for held, costs in enumerate(matrices):
+        if held not in checked_matrices:
+            _least_cost(costs, f"matrix {held}, of no edge")
 
 
 def _least_cost(array: np.ndarray, where: str) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from pase_mtf.errors import InfeasibleError
+from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.search.k_best import cheapest as in_order
 from pase_mtf.search.nearby import Nearby
 from pase_mtf.search.network import CostNetwork
@@ -80,6 +80,7 @@ class LookingOn:
         self._tried, self._gap = tried, gap
         self._best: tuple[int, ...] | None = None
         self._cost, self._bound, self._complete = math.inf, -math.inf, False
+        self._others = math.inf  # bytes that those hold at least that one of the sums ruled out
 
     def search(self, bound: float) -> Solution:
         """The cheapest that is found; no assignment that fits costs less than the bound.
@@ -166,15 +167,19 @@ class LookingOn:
             budget = budget.until(time.perf_counter() + _IN_ORDER * budget.seconds)
         if budget.seconds < _SHORTEST:
             return
-        with contextlib.suppress(TimeoutError, MemoryError):
+        # The order takes more memory than what was searched before: where there is too little, that stands as it is.
+        with contextlib.suppress(TimeoutError, MemoryError, UsageError):
             for number, (cost, choice) in enumerate(in_order(charged, budget)):
                 bound, rounding = cost - charge * self._limit, _TOLERANCE * (abs(cost) + charge * self._limit)
                 self._bound = max(self._bound, min(bound - rounding, self._cost))
                 self._complete = bound + rounding >= self._cost
                 if self._done or number >= _MOST_IN_ORDER:
                     return
-                if self._network.cost(choice) < self._cost and self._nearby.keeps(choice, self._limit):
-                    self._take([choice])
+                if self._network.cost(choice) < self._cost:
+                    if self._nearby.keeps(choice, self._limit):
+                        self._take([choice])
+                    else:
+                        self._others = min(self._others, self._nearby.at_least(choice))
             self._complete = True
 
     def _kicks(self) -> None:
@@ -189,7 +194,9 @@ class LookingOn:
 
     def _refusal(self) -> InfeasibleError:
         least = math.ceil(min(used for used, _ in self._nearby.peaks.values()))
-        needs = (f"the least any strategy needs is {least}" if self._complete else
-                 f"found nothing that needs less than {least}")
+        # What one of the sums ruled out may still hold less at its peak than the lightest that was looked at.
+        needs = (f"found nothing that needs less than {least}" if not self._complete else
+                 f"the least any strategy needs is {least}" if self._others >= least else
+                 f"any strategy needs at least {math.ceil(self._others)}, the lightest that was found {least}")
         return InfeasibleError(f"memory limit of {math.floor(self._memory_limit)} bytes per device: {needs}; raise the "
                                "limit or use more devices", proven=self._complete)

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pase_mtf.arguments import as_float
-from pase_mtf.errors import InfeasibleError, UsageError, shortened
+from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.search.branch_and_bound import Minimiser
 from pase_mtf.search.budget import SEARCH_MEMORY, Budget
 from pase_mtf.search.compiled import compiled, seconds_now
+from pase_mtf.search.given_bytes import MOST_BYTES, bytes_of_all, checked_limit
 from pase_mtf.search.messages import reduced_costs
 from pase_mtf.search.neighbourhood import cost_at
 from pase_mtf.search.network import CostNetwork
@@ -31,7 +31,7 @@ from pase_mtf.search.packed import Packed, least_of_each, pack, quantum
 from pase_mtf.search.registry import Progress, Solution, relative_gap
 from pase_mtf.search.rounding import as_far_as_sums_tell, rounding
 
-__all__ = ["checked_limit", "least_memory", "minimise_within"]
+__all__ = ["least_memory", "minimise_within"]
 
 # Seconds of branching where the caller sets no time limit.
 _PATIENCE = 10.0
@@ -146,6 +146,8 @@ class _Search:
         """A lower bound at this multiplier (inf: nothing better than the best is active), and the assignment that
         attains it, or nearly does (None: none was met)."""
         self.solves += 1
+        if multiplier > 0.0 and not multiplier * (self.limit + self.memory.max(initial=0.0)) <= MOST_BYTES:
+            return -math.inf, None  # charges that no float64 holds tell nothing
         unary = np.where(active, self.packed.unary + multiplier * self.memory, np.inf)
         # What is no cheaper at this multiplier is no better. (Without one, costs may be integers: then the search asks
         # for a whole unit less, and has to know the scale of what it compares with to allow for rounding.)
@@ -351,16 +353,6 @@ class _Search:
         return parts
 
 
-def _flat(network: CostNetwork, memory: Sequence[np.ndarray]) -> np.ndarray:
-    if len(memory) != len(network.vectors):
-        raise UsageError(f"memory of {len(memory)} layers for {len(network.vectors)}; give one vector per layer")
-    arrays = [np.asarray(entry, np.float64) for entry in memory]
-    for layer, (entry, vector) in enumerate(zip(arrays, network.vectors, strict=True)):
-        if entry.shape != vector.shape or not np.isfinite(entry).all() or (entry < 0).any():
-            raise UsageError(f"memory of layer {layer}: give {len(vector)} finite byte counts, none negative")
-    return np.concatenate([np.zeros(0), *arrays])
-
-
 def _least_per_layer(packed: Packed, memory: np.ndarray) -> np.ndarray:
     if not packed.vertices:
         return np.zeros(0)
@@ -382,7 +374,7 @@ def least_memory(network: CostNetwork, memory: Sequence[np.ndarray], budget: Bud
     """
     budget = budget or Budget()
     with contextlib.suppress(TimeoutError):
-        least, choice, proven = _lightest(network, _flat(network, memory), budget)
+        least, choice, proven = _lightest(network, bytes_of_all(network, memory), budget)
         if proven:
             return least, tuple(choice.tolist())
     raise InfeasibleError(f"the least memory that a strategy needs: not found {budget.used_up}", proven=False)
@@ -413,18 +405,6 @@ def _lightest(network: CostNetwork, memory: np.ndarray, budget: Budget) -> tuple
     return math.fsum(memory[packed.first[:-1] + search.best].tolist()), search.best, search.proven
 
 
-def checked_limit(memory_limit: object) -> float:
-    """A memory limit that somebody gave, in bytes per device, as a float.
-
-    Raises:
-      UsageError: it is no number, or below 0.
-    """
-    limit = as_float(memory_limit)
-    if not limit >= 0:
-        raise UsageError(f"memory limit of {shortened(memory_limit)}; give a number of bytes per device")
-    return limit
-
-
 def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_limit: float, *,
                     initial: Sequence[int] | None = None, time_limit: float | None = None, gap: float = 0.0,
                     progress: Progress | None = None, search_memory: float = SEARCH_MEMORY) -> Solution:
@@ -450,7 +430,7 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
     """
     start, budget, doubt = time.perf_counter(), Budget.of(time_limit, search_memory), rounding(network)
     memory_limit = checked_limit(memory_limit)
-    flat = _flat(network, memory)
+    flat = bytes_of_all(network, memory)
     try:
         least, lightest, proven = _lightest(network, flat, budget)
         if least > memory_limit and not proven:

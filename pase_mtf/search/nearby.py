@@ -104,6 +104,10 @@ class Nearby:
         """Whether every sum is within the limit that was ever a largest one; of those since so many were known."""
         return all(self._sum(choice, key) <= limit for key in self._keys[since:])
 
+    def at_least(self, choice: _Choice) -> float:
+        """Bytes that an assignment holds at its peak, or at least, where that was not looked at."""
+        return self.peaks[choice][0] if choice in self.peaks else max(self._sum(choice, key) for key in self._keys)
+
     def within(self, choice: _Choice, limit: float) -> _Choice | None:
         """An assignment whose peak is within the limit, by changes that each lower the peak of the one before; None
         where they end above it."""

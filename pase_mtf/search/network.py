@@ -173,7 +173,7 @@ class CostNetwork:
         arrays, kinds, memory = read_network(path)
         network = cls.of_arrays(arrays, kinds)
         if memory is not None:
-            network.memory = tuple(np.split(memory, arrays.first[1:-1]))
+            network.memory = tuple(np.split(memory, arrays.first[1:-1]))[:len(network.vectors)]  # of no layer none
         try:
             network.validate()
         except InfeasibleError:

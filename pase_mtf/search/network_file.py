@@ -22,6 +22,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Collection
@@ -90,7 +91,8 @@ def read_network(path: str | os.PathLike[str]) -> tuple[NetworkArrays, tuple[str
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     except (KeyError, ValueError, TypeError, AttributeError, IndexError, EOFError, MemoryError, OverflowError,
-            NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+            NotImplementedError, RuntimeError, SyntaxError, tokenize.TokenError, zipfile.BadZipFile,
+            zlib.error) as error:  # SyntaxError, TokenError: NumPy reads headers as Python
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FormatError(f"{path}: not a complete cost network ({reason}); it is truncated or foreign; give one that "
                           "CostNetwork.save wrote") from error
@@ -114,10 +116,15 @@ class _Members:
         self._archive, self._headers = archive, dict[str, tuple[tuple[int, ...], np.dtype]]()
         total, most = 0, max(_MOST_BYTES, _MOST_PER_BYTE * size)
         for member in archive.zip.infolist():
+            name = member.filename.removesuffix(".npy")
+            if name in self._headers:  # NumPy reads one of the two: what is checked has to be what is read
+                raise ValueError(f"{name} twice")
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others have own errors
+                raise ValueError(f"{member.filename} is compressed by method {member.compress_type}")
             total += member.file_size
             if member.file_size > _MOST_COMPRESSED * min(member.compress_size, size) + 1024 or total > most:
                 raise ValueError(f"{member.filename} of {member.file_size} bytes")
-            self._headers[member.filename.removesuffix(".npy")] = self._header(archive.zip, member)
+            self._headers[name] = self._header(archive.zip, member)
 
     @staticmethod
     def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype]:

@@ -18,8 +18,9 @@ import numpy as np
 
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search.budget import SEARCH_MEMORY, Budget
+from pase_mtf.search.given_bytes import checked_limit
 from pase_mtf.search.looking_on import ROUNDING, LookingOn, Memory, Within, above, unproven
-from pase_mtf.search.memory import checked_limit, least_memory
+from pase_mtf.search.memory import least_memory
 from pase_mtf.search.nearby import Nearby
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Solution, solve

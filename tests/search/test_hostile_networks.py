@@ -9,7 +9,7 @@ import pytest
 
 from pase_mtf.errors import FormatError
 from pase_mtf.search import network_file
-from pase_mtf.search.network import CostNetwork
+from pase_mtf.search.network import CostNetwork, NetworkEdge
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
 
@@ -76,3 +76,46 @@ def test_one_array_is_not_read(tmp_path):
     refused(tmp_path / "one.npy", "no archive")
     (tmp_path / "empty.npz").write_bytes(b"")
     refused(tmp_path / "empty.npz", "no archive")
+
+
+def npy(value):
+    content = io.BytesIO()
+    np.lib.format.write_array(content, np.asarray(value))
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("name", ["unary", "values"])
+def test_a_name_that_two_members_have(versions, tmp_path, name):
+    """NumPy reads the one without the suffix, whatever the other is like."""
+    with zipfile.ZipFile(tmp_path / "bad.npz", "w") as archive:
+        archive.writestr(name, npy(versions[2][name][:1]))
+        for other, value in versions[2].items():
+            archive.writestr(f"{other}.npy", npy(value))
+    refused(tmp_path / "bad.npz", "twice")
+
+
+def test_a_header_that_does_not_end(versions, tmp_path):
+    with zipfile.ZipFile(tmp_path / "bad.npz", "w") as archive:
+        for name, value in versions[2].items():
+            archive.writestr(f"{name}.npy", npy(value).replace(b"}", b" ", 1) if name == "unary" else npy(value))
+    refused(tmp_path / "bad.npz", "bad.npz")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_a_method_of_compression_that_numpy_does_not_write(versions, tmp_path, method):
+    with zipfile.ZipFile(tmp_path / "bad.npz", "w", method) as archive:
+        for name, value in versions[2].items():
+            archive.writestr(f"{name}.npy", npy(value))
+    refused(tmp_path / "bad.npz", f"method {method}")
+
+
+def test_a_matrix_of_no_edge_is_looked_at(tmp_path):
+    """Its NaN hid that other costs are negative: what is left of costs that cancel was called proven."""
+    ends = [0, 1]
+    CostNetwork([[1e20, 0.0], [0.0, 0.0]], [
+        NetworkEdge(0, 1, [[-1e20, np.inf], [np.inf, 0.0]], ends, ends),
+        NetworkEdge(0, 1, [[-0.5, np.inf], [np.inf, -0.25]], ends, ends)]).save(tmp_path / "bad.npz")
+    members = dict(np.load(tmp_path / "bad.npz"))
+    members["values"] = np.append(members["values"], np.nan)
+    members["shapes"] = np.append(members["shapes"], [[1, 1]], axis=0)
+    refused(write(tmp_path / "bad.npz", members), "matrix 2, of no edge: a cost is NaN")

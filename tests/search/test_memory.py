@@ -151,6 +151,16 @@ def test_wrong_memory():
             solve(network, memory=usage, memory_limit=limit)
 
 
+def test_bytes_at_the_ends_of_float():
+    with pytest.raises(UsageError, match="memory of layer 0"):
+        solve(CostNetwork([[1.0], [1.0]], []), memory=[[1e308]] * 2, memory_limit=1e9)
+    every = np.arange(3)
+    network = CostNetwork([[1e10] * 3] * 2, [
+        NetworkEdge(0, 1, [[0, 0, 0], [0, 5e9, 1e11], [0, 1e11, 1]], every, every)])
+    found = solve(network, memory=[np.array([1e-305, 0, 0])] * 2, memory_limit=0.0, time_limit=5)
+    assert found.assignment == (2, 2) or not found.optimal
+
+
 @pytest.mark.parametrize(("options", "says"), [
     ({"memory": 5, "memory_limit": 5}, "memory of 5; give one vector of bytes per layer"),
     ({"memory": [np.zeros(2), "abc"], "memory_limit": 5}, "memory of layer 1: 'abc'; give a number of bytes"),

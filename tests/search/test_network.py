@@ -111,6 +111,13 @@ def test_save_and_load(tmp_path, name):
     assert_same(CostNetwork.load(tmp_path / "copy.npz"), normal)
 
 
+def test_no_layer_has_no_memory(tmp_path):
+    network = CostNetwork([], [])
+    network.memory = ()
+    network.save(tmp_path / "none.npz")
+    assert CostNetwork.load(tmp_path / "none.npz").memory == ()
+
+
 def assert_same(ours, theirs):
     """Equal in all that a user can see."""
     assert ours.kinds == theirs.kinds

@@ -1,5 +1,6 @@
 """A limit of the largest of several sums, against brute force."""
 
+import contextlib
 import itertools
 import re
 
@@ -9,6 +10,7 @@ from random_networks import random_network
 
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search.network import CostNetwork
+from pase_mtf.search.packed import pack
 from pase_mtf.search.peak import minimise_within_peak
 
 
@@ -191,3 +193,28 @@ def test_a_looser_limit_is_no_worse(in_order, monkeypatch):
         for limit in needs[:len(needs) // 2:max(1, len(needs) // 16)]:
             costs.append(minimise_within_peak(network, sums.get, peak, limit, copies=copies).cost)
         assert all(after <= before + 1e-9 * max(1.0, abs(before)) for before, after in itertools.pairwise(costs))
+
+
+def test_what_a_sum_rules_out_may_be_the_lightest():
+    """Nobody looks at (1, 1, 1), whose only sum that is known lies above the limit, by as much as the peak allows."""
+    network, peaks = CostNetwork([[0.0, 1.0]] * 3, []), {(0, 0, 0): 150.0, (1, 1, 1): 110.0}
+    sums = {1: [np.array([30.0, 36.0])] * 3}
+    with pytest.raises(InfeasibleError, match="at least 108, the lightest that was found 150;"):
+        minimise_within_peak(network, sums.get, lambda choice: (peaks.get(tuple(choice), 200.0), 1), 100.0)
+
+
+def test_no_room_for_the_order_loses_nothing():
+    """What was searched within one sum's limit before takes less memory than assignments in the order of costs."""
+    looked = 0
+    for seed in range(0, 300, 3):
+        network = random_network(seed, 400)
+        everything, sums = _everything(network), _sums(network, seed)
+        if not everything:
+            continue
+        packed, peak = pack(network.normalized()), _peak_of(sums)
+        room = packed.bytes + 1.6 * (40 * len(packed.unary) + 16 * packed.potentials)
+        needs = sorted(peak(choice)[0] for _, choice in everything)
+        with contextlib.suppress(InfeasibleError):
+            minimise_within_peak(network, sums.get, peak, needs[len(needs) // 3], search_memory=room)
+            looked += 1
+    assert looked > 20
