@@ -38,7 +38,7 @@ from pase_mtf.models.checks import DTYPES
 from pase_mtf.models.presets import BATCH_STATISTICS, ModelConfig
 from pase_mtf.pipeline.schedule import SCHEDULES
 
-__all__ = ["CLIENTS", "OPTIMIZERS", "Options", "ResolvedOptions", "run_config"]
+__all__ = ["CLIENTS", "OPTIMIZERS", "Options", "ResolvedOptions", "learning_rate_of", "run_config"]
 
 # The rate where the user names an optimizer that is not the preset's and no rate; None: Adafactor's own schedule.
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adafactor": None}
@@ -264,7 +264,7 @@ class Options:
         optimizer = self.optimizer or config.optimizer
         rate = self.learning_rate
         if rate is None:
-            rate = config.learning_rate if optimizer == config.optimizer else OPTIMIZERS[optimizer]
+            rate = learning_rate_of(optimizer, config)
         devices = self.mesh_flag.devices
         if batch % (pieces * devices) and self.arms[0].method in BY_BATCH:
             whole = f"--batch={batch}" + (f" in {pieces} microbatches" if pieces > 1 else "")
@@ -272,8 +272,10 @@ class Options:
             processes = self.cluster_flag.processes if self.cluster_flag else 1
             fewer = [f"--mesh={count}" for count in range(devices, 0, -1)
                      if batch // pieces % count == 0 and count % processes == 0][:1]
-            raise UsageError(f"--strategy={self.strategy}: {whole} does not split over {devices} devices; take "
-                             f"{', '.join([f'--batch={near}', *fewer])}, or --strategy=search")
+            other = [f"--batch={near}"] if self.resume in (None, AUTO) else []  # a run goes on with its own
+            take = "".join(f"{flag}, " for flag in (*other, *fewer))
+            raise UsageError(f"--strategy={self.strategy}: {whole} does not split over {devices} devices; take {take}"
+                             f"{'or ' if take else ''}--strategy=search")
         return ResolvedOptions(**{**self.to_json(), "preset": preset, "batch": batch, "optimizer": optimizer,
                                   "learning_rate": rate, "dtype": config.dtype,
                                   "output_dir": self.output_dir or self._new_output_dir()})
@@ -341,6 +343,11 @@ class ResolvedOptions(Options):
         count, name = self.parallel_devices, "batch" if self.together == self.batch else "microbatch"
         return f"a {name} of {self.together} does not split over {devices} devices: " + (
             f"over {count} of them, {devices - count} idle" if count > 1 else "left out")
+
+
+def learning_rate_of(optimizer: str, preset: ModelConfig) -> float | None:
+    """The rate of a preset; of another optimizer than its own the usual one of that. None: it has none."""
+    return preset.learning_rate if optimizer == preset.optimizer else OPTIMIZERS[optimizer]
 
 
 def run_config(options: ResolvedOptions, **more: object) -> str:

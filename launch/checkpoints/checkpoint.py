@@ -98,7 +98,7 @@ class CheckpointInfo:
 
 def save_checkpoint(folder: str, save: Callable[[str], Mapping[str, FileEntry] | None], *, step: int, graph_hash: str,
                     next_loss: float | None = None, order: int = 1, microbatches: int | None = None,
-                    recompute: Sequence[str] | None = None) -> None:
+                    recompute: Sequence[str] | None = None, spared: int | None = None) -> None:
     """Writes a checkpoint beside the others, renames it into place, and removes all but the last two.
 
     Killed at any moment, it leaves the earlier ones as they were.
@@ -110,12 +110,15 @@ def save_checkpoint(folder: str, save: Callable[[str], Mapping[str, FileEntry] |
       step: training steps done; a checkpoint of that step that is there already is kept as it is.
       graph_hash: of the program.
       next_loss, order, microbatches, recompute: see CheckpointInfo.
+      spared: the step of one that is not removed, however old it is: somebody may go back to it yet.
 
     Raises:
       UsageError: it cannot be written (disk full, no permission).
     """
     place = os.path.join(folder, f"step-{step}")
     if os.path.isdir(place):
+        with _as_usage_errors(place), _write_lock(folder, wait=True):
+            _remove_old(folder, spared)
         return
     with _as_usage_errors(place), _removed_where_empty(folder), contextlib.ExitStack() as stack:
         os.makedirs(folder, exist_ok=True)
@@ -144,7 +147,13 @@ def save_checkpoint(folder: str, save: Callable[[str], Mapping[str, FileEntry] |
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        for old in checkpoint_steps(folder)[KEPT:]:
+        _remove_old(folder, spared)
+
+
+def _remove_old(folder: str, spared: int | None) -> None:
+    """Removes all checkpoints but the last ones, and one that is spared."""
+    for old in checkpoint_steps(folder)[KEPT:]:
+        if old != spared:
             _remove(folder, f"step-{old}")
 
 
@@ -211,6 +220,9 @@ def restore(info: CheckpointInfo, load: Callable[[str], object]) -> None:
       FormatError: the files are damaged, or hold other variables.
     """
     from pase_mtf.compat import tf  # here, as a checkpoint is found and checked before TensorFlow is loaded
+    if not os.path.isdir(info.folder):
+        raise FormatError(f"{info.folder}: is not there any more: a run that writes there keeps the last {KEPT} only; "
+                          "resume again, or once that run has ended")
     try:
         load(info.prefix)
     except (tf.errors.DataLossError, tf.errors.OutOfRangeError) as error:
@@ -350,7 +362,6 @@ def _as_usage_errors(place: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"cannot write {place}: {error.strerror}; free space or choose another place") from error
-    except (tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError, tf.errors.UnknownError,
-            tf.errors.InternalError, tf.errors.FailedPreconditionError, tf.errors.NotFoundError) as error:
+    except tf.errors.OpError as error:  # of any class: a file that grows too large is OutOfRange, a stale one Aborted
         raise UsageError(f"cannot write {place}: {summarize_error(error)}; free space or choose another "
                          "place") from error

@@ -61,7 +61,7 @@ class Keeper:
         self._folder, self._arm, self._data, self._graph_hash = folder, arm, data, graph_hash
         self._microbatches, self._recompute = microbatches, recompute
         self._every, self._clock, self._alone = every, clock, alone
-        self._done, self._finite = first_step, True
+        self._began, self._done, self._finite = first_step, first_step, True
         self._last = clock()
 
     def watch(self, record: Record) -> None:
@@ -73,9 +73,12 @@ class Keeper:
             return
         self._done, self._finite = record.step + 1, math.isfinite(record.loss)
         due = (self._done % self._every == 0 if self._every else self._clock() - self._last >= EVERY_SECONDS)
-        if due and self._finite:
+        # The first step of a run that goes on is compared with the run before only after this: what data by mistake
+        # have made of it must not be what the next run begins with.
+        if due and self._finite and not 0 < self._began == record.step:
             try:
-                why = "" if self.write() else f"the loss of {self._arm.name} is not finite there"
+                # What looks wrong later on is settled from where the run began, which may lie in this folder.
+                why = "" if self.write(self._began) else f"the loss of {self._arm.name} is not finite there"
             except UsageError as error:
                 why = str(error)
             if why:
@@ -92,8 +95,11 @@ class Keeper:
         if not written:
             history.diverged = self._done if self._finite else self._done - 1
 
-    def write(self) -> bool:
+    def write(self, spared: int | None = None) -> bool:
         """Writes a checkpoint now; nothing of variables that have diverged, which would drive out an earlier one.
+
+        Args:
+          spared: of `save_checkpoint`.
 
         Returns:
           Whether it was written.
@@ -107,5 +113,5 @@ class Keeper:
         if not self._finite or not (loss is None or math.isfinite(loss)):
             return False
         save_checkpoint(self._folder, self._arm.save, step=self._done, graph_hash=self._graph_hash, next_loss=loss,
-                        order=ORDER, microbatches=self._microbatches, recompute=self._recompute)
+                        order=ORDER, microbatches=self._microbatches, recompute=self._recompute, spared=spared)
         return True

@@ -160,6 +160,8 @@ def launch(resolve: Callable[[], Plan], member: Membership, interrupts: Interrup
             other.end(end=0)
         return 0
     with contextlib.nullcontext() if member.tasks else own_network() as network:
+        if interrupts.asked and not member.tasks:  # meanwhile: a process that has just begun takes no signals yet
+            raise KeyboardInterrupt
         if network is None:
             why = "" if member.tasks else "this system gives the processes no network of their own: "
             print(f"note: {why}TensorFlow's servers listen on all interfaces while the run lasts, without "

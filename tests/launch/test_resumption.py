@@ -9,6 +9,7 @@ import PIL.Image
 import pytest
 
 from pase_mtf.errors import UsageError
+from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.judging.judge import data_note
 from pase_mtf.launch.plan import resolve
@@ -104,6 +105,24 @@ def test_moved_data_is_told_from_other_data_by_its_losses(launch, tmp_path):
     code, _, _, err = launch(*flags, f"--data={others}", output="other")
     assert code == 6
     assert "the data is not what the run before had" in err
+
+
+def test_other_data_leave_no_checkpoint_behind(launch, tmp_path):
+    first, others = tmp_path / "first", tmp_path / "others"
+    _pictures(first, 0)
+    _pictures(others, 1)
+    code, run, _, err = launch(f"--data={first}", "--compare=none", "--steps=2")
+    assert code == 0, err
+    flags = (f"--resume={run}", "--compare=none", "--steps=1", "--checkpoint_every=1")  # in the same folder
+    assert launch(*flags, f"--data={others}")[0] == 6
+    assert find_checkpoint(str(run)).step == 3
+    assert launch(*flags, f"--data={first}")[0] == 0
+
+
+def test_a_run_that_goes_on_is_not_told_to_take_another_batch(launch, finished):
+    code, _, _, err = launch(f"--resume={finished}", "--mesh=3", "--strategy=data_parallel")
+    assert code == 2
+    assert err.endswith("does not split over 3 devices; take --mesh=2, or --strategy=search\n")
 
 
 def test_where_no_loss_was_kept_nothing_tells_whether_it_is_the_same_data():

@@ -348,6 +348,18 @@ def test_going_on_in_a_folder_compares_with_the_steps_that_it_does_anew(preset, 
     assert "note: losses differ at step 4: the run before" in capsys.readouterr().out
 
 
+def test_what_looks_wrong_is_settled_from_where_the_run_began(finished, tmp_path, capsys):
+    """However many checkpoints it has written since in the same folder."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    told = find_checkpoint(str(run)).next_loss
+    _add_metric(run, 3, told)
+    _add_metric(run, 4, 2.0 * told)
+    assert main([f"--resume={run}", f"--output_dir={run}", "--steps=3", "--checkpoint_every=1"]) == 0
+    assert "note: losses differ at step 4: the run before" in capsys.readouterr().out
+    assert sorted(os.listdir(run / "checkpoint")) == ["step-6", "step-7"]
+
+
 def test_without_checkpoints_after_a_run_that_had_many(preset, tmp_path):
     first = tmp_path / "first"
     command = [flag for flag in _command(preset, first, "--checkpoint_every=2") if flag != "--resume=auto"]

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -193,6 +194,33 @@ def test_full_disk_is_one_line(tmp_path, kind):
         save_checkpoint(str(tmp_path / "checkpoint"), fails, step=1, graph_hash="abc")
     assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("kind", "why"), [("OutOfRangeError", "File too large"), ("AbortedError", "Stale file handle"),
+                                           ("DeadlineExceededError", "Connection timed out")])
+def test_whatever_keeps_it_from_the_disk_is_one_line(tmp_path, kind, why):
+    def fails(prefix):
+        raise getattr(tf.errors, kind)(None, None, f"{prefix}.data; {why}")
+    with pytest.raises(UsageError, match=why):
+        save_checkpoint(str(tmp_path / "checkpoint"), fails, step=1, graph_hash="abc")
+    assert os.listdir(tmp_path) == []
+
+
+def test_one_that_is_spared_goes_with_the_last_that_is_written(tmp_path):
+    for step in range(1, 5):
+        save_checkpoint(str(tmp_path), _save(), step=step, graph_hash="abc", spared=1)
+    assert sorted(os.listdir(tmp_path)) == ["step-1", "step-3", "step-4"]
+    save_checkpoint(str(tmp_path), _save(), step=4, graph_hash="abc")
+    assert sorted(os.listdir(tmp_path)) == ["step-3", "step-4"]
+
+
+def test_one_that_has_been_removed_since_it_was_found(tmp_path):
+    save, load = _saver_of("weights", 10)
+    save_checkpoint(str(tmp_path / "checkpoint"), save, step=7, graph_hash="abc")
+    info = find_checkpoint(str(tmp_path))
+    shutil.rmtree(info.folder)
+    with pytest.raises(FormatError, match="is not there any more"):
+        restore(info, load)
 
 
 def _flip(path, byte=2):

@@ -420,3 +420,16 @@ def test_a_signal_before_a_run_is_started_again(run_of_one, monkeypatch, capsys)
     assert run_of_one(Outcome(7, Fault(1, "was killed by SIGKILL")), restarts=1) == 143
     assert capsys.readouterr().err.splitlines()[1:] == [
         "interrupted before the run was started again; nothing was written after its last checkpoint"]
+
+
+def test_a_signal_while_the_network_is_made_starts_nothing(monkeypatch, capfd):
+    @contextlib.contextmanager
+    def struck():
+        signal.raise_signal(signal.SIGINT)
+        yield None
+    monkeypatch.setattr(launcher, "_met", lambda *_: ([], SimpleNamespace(done=False)))
+    monkeypatch.setattr(launcher, "own_network", struck)
+    monkeypatch.setattr(launcher, "_with_restarts", lambda *_: pytest.fail("started"))
+    with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt):
+        launcher.launch(lambda: None, Membership((), 0, 2, "cpu"), interrupts)
+    assert (interrupts.exit_code, capfd.readouterr().err) == (130, "")
