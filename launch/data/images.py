@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pase_mtf.errors import DataError
+from pase_mtf.errors import DataError, shortened
 from pase_mtf.launch.data.batches import Batch, Source
 from pase_mtf.launch.data.text import read_lines
 from pase_mtf.models.checks import kept_dtype
@@ -166,7 +166,8 @@ def _read_label_list(path: str, config: ImageConfig) -> tuple[list[str], np.ndar
     lines, example = read_lines(path), f"lines such as \"cat.png{',' if path.endswith('.csv') else ' '}3\""
     if path.endswith(".csv"):
         try:
-            rows = [[field.strip() for field in row] for row in csv.reader(lines)]
+            # Strict: a quotation mark that is never closed would take all lines behind it for one label.
+            rows = [[field.strip() for field in row] for row in csv.reader(lines, strict=True)]
         except csv.Error as error:
             raise DataError(f"{path}: no comma-separated values ({error}); write {example}") from error
     else:
@@ -184,7 +185,8 @@ def _read_label_list(path: str, config: ImageConfig) -> tuple[list[str], np.ndar
         raise DataError(f"{path}: lists no images; write {example}")
     names, given = [entry[0] for entry in entries], [entry[1] for entry in entries]
     if all(map(_is_number, given)):
-        labels = np.array([int(label) for label in given], object)
+        # Python reads no number of thousands of digits; one of twenty is no label either.
+        labels = np.array([int(label) if len(label) < 20 else -1 for label in given], object)
     else:
         classes = {label: number for number, label in enumerate(sorted(set(given)))}
         labels = np.array([classes[label] for label in given], object)
@@ -199,7 +201,7 @@ def _checked_labels(labels: np.ndarray, path: str, config: ImageConfig, given: S
     wrong = np.flatnonzero((labels < 0) | (labels >= config.classes))
     if len(wrong):
         number = int(wrong[0])
-        label = given[number] if given else labels[number]
+        label = shortened(given[number] if given else labels[number], quoted=False)
         raise DataError(f"{path}: label {label} (example {number + 1}) is out of range, the model has "
                         f"{config.classes} classes, 0 to {config.classes - 1}; use a preset with more classes")
     return labels.astype(np.int32)

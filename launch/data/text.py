@@ -228,9 +228,11 @@ def _vocabulary(texts: Sequence[Sequence[str]], size: int) -> Tokenizer:
     with contextlib.suppress(Exception):
         return tokenizers.Tokenizer.from_file(str(path))
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=_SPECIAL[UNKNOWN]))
-    # Byte-pair encoding takes the square of a word's length: one of millions of letters is cut, all others are not.
+    # Byte-pair encoding takes the square of a word's length, and what is blank is a word, too: one of millions of
+    # letters or blanks is cut, all others are not.
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
-        tokenizers.pre_tokenizers.Split(tokenizers.Regex(rf"\S{{{_LONGEST_WORD}}}"), "isolated"),
+        tokenizers.pre_tokenizers.Split(
+            tokenizers.Regex(rf"\S{{{_LONGEST_WORD}}}|\s{{{_LONGEST_WORD}}}"), "isolated"),
         tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(

@@ -80,14 +80,14 @@ class Settings:
         """Refuses what makes no sense (UsageError)."""
         if self.rule not in RULES:
             raise UsageError(f"--rule={self.rule}: unknown; {nearest(self.rule, RULES)}")
-        for name in ("examples", "held_out", "target", "rate", "rate_batch", "cap", "piece"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name}={getattr(self, name)}: give a number above 0")
-        if not self.warmup >= 0:
-            raise UsageError(f"warmup={self.warmup}: give epochs, or 0 for none")
         if self.sizes["optimizer"] not in ("sgd", "adam"):
             raise UsageError(f"optimizer={self.sizes['optimizer']}: has no rate to scale with the batch; take sgd or "
                              "adam")
+        for name in ("examples", "held_out", "target", "rate", "rate_batch", "cap", "piece"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name}={getattr(self, name)}: give a number above 0")
+        if not 0 <= self.warmup < math.inf:  # the rate would stay 0
+            raise UsageError(f"warmup={self.warmup}: give epochs, or 0 for none")
         if self.sizes["dropout"]:
             raise UsageError(f"dropout={self.sizes['dropout']}: held-out examples are looked at without; take a preset "
                              "with dropout 0")
@@ -155,7 +155,7 @@ class RunFile:
                     for row in csv.DictReader(rest)]
             if kept["format"] != FORMAT or kept["version"] not in (_OTHERWISE, VERSION):
                 raise ValueError(kept["format"])
-        except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
             raise FormatError(f"{self.path}: not a CSV that this command wrote ({shortened(error)}); choose another "
                               "name") from error
         wanted = json.loads(self._head)

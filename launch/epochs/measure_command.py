@@ -14,8 +14,9 @@ from pase_mtf.epochs.curve import EpochCurve
 from pase_mtf.epochs.report import epochs_text, range_text
 from pase_mtf.files import check_outputs
 from pase_mtf.interrupts import Interrupts
-from pase_mtf.launch.data import open_data
+from pase_mtf.launch.data import check_data, open_data
 from pase_mtf.launch.epochs.measure import RunFile, Settings, measure
+from pase_mtf.launch.options import learning_rate_of
 from pase_mtf.launch.plan import check_packages
 from pase_mtf.models.presets import load_config
 
@@ -38,11 +39,14 @@ def run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
     config = load_config(flags.model, flags.preset, optimizer=flags.optimizer)
     sizes = dataclasses.asdict(config)
     sizes.pop("seed")
+    own = learning_rate_of(config.optimizer, load_config(flags.model, flags.preset))
+    if flags.data is not None:  # what is wrong with it does not wait for TensorFlow
+        check_data(flags.data, config)
     data = open_data(flags.data, models.get(flags.model), config, 1, 0)
     settings = Settings(
         flags.model, sizes, data.describe(), flags.examples, flags.held_out, flags.target,
-        flags.learning_rate or config.learning_rate, flags.rate_batch or config.batch, flags.rule, flags.warmup,
-        flags.cap, flags.piece)
+        flags.learning_rate or own or 0.0,  # what has none is refused
+        flags.rate_batch or config.batch, flags.rule, flags.warmup, flags.cap, flags.piece)
     settings.check()
     file = RunFile(flags.output, settings)
     todo = [(batch, seed) for batch in flags.batches for seed in flags.seeds if (batch, seed) not in file.rows]

@@ -80,7 +80,8 @@ def _measure(flags: argparse.ArgumentParser) -> None:
     flags.add_argument("--examples", type=whole, default=8192, help="of an epoch (default: %(default)s)")
     flags.add_argument("--held_out", type=whole, default=512, help="examples whose loss counts (default: %(default)s)")
     flags.add_argument("--optimizer", choices=["sgd", "adam"], help="default: the preset's")
-    flags.add_argument("--learning_rate", type=number, help="of the batch --rate_batch; default: the preset's")
+    flags.add_argument("--learning_rate", type=number, help="of the batch --rate_batch; default: the preset's, "
+                       "of another optimizer the launcher's")
     flags.add_argument("--rate_batch", type=whole, help="default: the preset's batch")
     flags.add_argument("--rule", default="sqrt", help="how the rate grows with the batch: linear, sqrt or constant "
                        "(default: %(default)s)")

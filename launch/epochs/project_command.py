@@ -58,6 +58,9 @@ def run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
     curve = EpochCurve.load(flags.curve)
     if flags.batch_scale != 1.0:
         curve = curve.scaled(flags.batch_scale)
+    if flags.extrapolate and len(curve.batches) < 2:
+        raise UsageError(f"--extrapolate: {flags.curve} has runs of one batch, and a slope takes two; measure another, "
+                         "or leave it out")
     projection = project_training(curve, _steps(flags), flags.devices, flags.ways, extrapolate=flags.extrapolate)
     try:
         if flags.save_steps is not None:

@@ -296,6 +296,18 @@ def test_what_a_run_trains_on_and_counts(tmp_path, monkeypatch):
     assert sorted(third) == sorted(first)
 
 
+def test_a_rate_is_of_its_optimizer(preset, tmp_path):
+    path = tmp_path / "curve.csv"
+    assert _measure(preset, path, "--optimizer=adam", "--cap=0.1", "--seeds=0", "--batches=8") == 0
+    assert json.loads(path.read_text().splitlines()[0].removeprefix("# "))["rate"] == 0.001
+
+
+def test_wrong_data_do_not_wait_for_tensorflow(preset, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(measure_command.models, "get", lambda name: pytest.fail("TensorFlow was asked for"))
+    assert _measure(preset, tmp_path / "curve.csv", f"--data={tmp_path}/none") == 2
+    assert "no such file" in capsys.readouterr().err
+
+
 def test_rates_follow_their_rule():
     assert _SETTINGS.rate_of(32, 10 ** 6) == pytest.approx(0.2)
     assert _SETTINGS.rate_of(32, 16) == pytest.approx(0.1)  # half of the warm-up
@@ -305,6 +317,7 @@ def test_rates_follow_their_rule():
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"rule": "linar"}, "did you mean 'linear'"), ({"target": 0.0}, "target=0.0"), ({"warmup": -1.0}, "warmup"),
+    ({"warmup": float("inf")}, "warmup"), ({"sizes": {"optimizer": "adafactor", "dropout": 0.0}, "rate": None}, "sgd"),
     ({"sizes": {"optimizer": "adafactor", "dropout": 0.0}}, "take sgd or adam"),
     ({"sizes": {"optimizer": "sgd", "dropout": 0.1}}, "dropout")])
 def test_settings_that_make_no_sense(changes, message):
@@ -353,7 +366,8 @@ def test_runs_of_an_earlier_version_are_read_and_not_added_to(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["\n", "batch,epochs\n1,2\n", "# {}\n", '# {"format": "x", "version": 1}\n',
-                                  f"# {{}}\nbatch\n{'1' * 200_000}\n"], ids=["blank", "bare", "{}", "x", "long"])
+                                  f"# {{}}\nbatch\n{'1' * 200_000}\n", f"# {'[' * 100_000}\n"],
+                         ids=["blank", "bare", "{}", "x", "long", "deep"])
 def test_what_is_no_file_of_runs_is_left_alone(tmp_path, text):
     path = tmp_path / "curve.csv"
     path.write_text(text)

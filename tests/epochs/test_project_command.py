@@ -24,6 +24,15 @@ def curve(tmp_path):
     return path
 
 
+def test_a_curve_of_one_batch_has_no_slope(tmp_path, capsys):
+    (tmp_path / "curve.csv").write_text("batch,epochs\n16,2\n")
+    (tmp_path / "steps.csv").write_text("workers,ways,seconds\n1,1,1\n")
+    flags = ["project", f"--curve={tmp_path}/curve.csv", f"--steps={tmp_path}/steps.csv", "--worker_batch=16"]
+    assert main([*flags, "--devices=1", "--extrapolate"]) == 2
+    assert "a slope takes two" in capsys.readouterr().err
+    assert main([*flags, "--devices=1"]) == 0
+
+
 @pytest.mark.parametrize(("flags", "message"), [
     ([], "command"), (["measre"], "invalid choice"), (["project"], "--curve"),
     (["project", "--curve=none.csv", "--steps=s.csv"], "cannot read none.csv"),

@@ -245,8 +245,10 @@ def test_grey_pictures_of_16_bits(tmp_path):
     np.testing.assert_allclose(_take(data, 1)[0]["images"][0, ..., 0], (values >> 8) / 127.5 - 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("content", ["a.png,3\rb.png,1\n", 'a.png,"3' + "x" * 140_000 + "\n"])
+@pytest.mark.parametrize("content", ["a.png,3\rb.png,1\n", 'a.png,"3' + "x" * 140_000 + "\n",
+                                     'a.png,"3\nb.png,1\nc.png,2\n'], ids=["CR", "long", "quotation mark"])
 def test_csv_labels_that_are_none(tmp_path, content):
+    PIL.Image.new("L", (28, 28)).save(tmp_path / "a.png")
     (tmp_path / "labels.csv").write_bytes(content.encode())
     with pytest.raises(DataError, match=r"labels\.csv: no comma-separated values"):
         open_data(str(tmp_path), ALEXNET, IMAGES, 1, 0)
@@ -257,6 +259,7 @@ def test_csv_labels_that_are_none(tmp_path, content):
     ("lonely.png\n", "line 1 is not a file and a label"),
     ("picture 0.png 10\n", "label 10 (example 1) is out of range"),
     ("picture 0.png -1\n", "label -1 (example 1) is out of range"),
+    pytest.param(f"picture 0.png {'9' * 5000}\n", "99 (example 1) is out of range", id="digits"),
     ("picture 9.png 1\n", "picture 9.png: named in the label list, and not in the folder"),
     ("notes.png 1\n", "notes.png: not a readable JPEG or PNG file"),
     (b"caf\xe9.png 1\n", "line 1 is not UTF-8"),

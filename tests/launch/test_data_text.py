@@ -201,6 +201,13 @@ def test_a_word_of_a_million_letters(tmp_path, cache_dir):
     assert next(data.batches())["tokens"].shape == (4, 16)
 
 
+def test_a_run_of_blanks_is_cut_as_a_word_is(parallel):
+    tokenizer = open_data(parallel, TRANSFORMER, TEXT, 4, 0).vocabulary
+    for text in (3000 * " " + "end", 3000 * "\t"):
+        pieces = tokenizer.pre_tokenizer.pre_tokenize_str(text)
+        assert max(end - begin for _, (begin, end) in pieces) <= 257
+
+
 def test_data_is_checked_without_a_model(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     for spec, match in ((str(tmp_path / "nothing.txt"), "no such file"), (str(tmp_path / "empty.txt"), "empty"),
