@@ -23,6 +23,7 @@ from pase_mtf.launch.arms.memory import MEMORY_METHOD
 from pase_mtf.launch.checkpoints.checkpoint import forget_checkpoints_after, forget_half_written
 from pase_mtf.launch.console import summarize_error
 from pase_mtf.launch.events import Events
+from pase_mtf.launch.flag_values import PIPELINE
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.fitting import Fitting
 from pase_mtf.launch.reports.graph_picture import graph_picture
@@ -235,8 +236,9 @@ def _notes(plan: Plan, machine: Machine, graph: ComputationGraph, chosen: Mappin
         notes["Predicted times"] = note
     if note := orders_note(rows):
         notes["Simulated steps"] = note
-    notes.update({name.capitalize(): pipeline.table() for name, pipeline in chosen.items()
-                  if isinstance(pipeline, Pipeline) and pipeline is not main})
+    # The names of files may be those of other headings.
+    notes.update({"Pipeline" if name == PIPELINE else f"Pipeline {name}": pipeline.table()
+                  for name, pipeline in chosen.items() if isinstance(pipeline, Pipeline) and pipeline is not main})
     if history.records:
         notes["Measured memory"] = MEMORY_METHOD
     return notes

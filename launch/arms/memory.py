@@ -12,6 +12,7 @@ from pase_mtf.errors import OutOfMemoryError
 from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.plan import Plan
 from pase_mtf.machine.machine import Machine
+from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.runtime import JOB, available_bytes
 
 __all__ = ["MEMORY_METHOD", "check_memory", "peak_bytes_per_device", "short_device", "variable_bytes_per_device"]
@@ -58,8 +59,10 @@ def check_memory(plan: Plan, strategies: Mapping[str, Chosen], trained: Sequence
 
 
 def _kept_bytes(strategy: Chosen) -> float:
-    """Bytes on the fullest device that live from step to step."""
-    return sum(size for part, size in strategy.memory.items() if part in ("weights", "optimizer slots"))
+    """Bytes that live from step to step on the device with most of them: of a pipeline not always the fullest."""
+    held = [stage.memory for stage in strategy.stages] if isinstance(strategy, Pipeline) else [strategy.memory]
+    return max(sum(size for part, size in memory.items() if part in ("weights", "optimizer slots"))
+               for memory in held)
 
 
 def variable_bytes_per_device(graph: tf.Graph, step: Iterable[tf.Operation]) -> dict[str, int]:

@@ -92,8 +92,9 @@ class Fitting:
         """What memory buys in as many microbatches with no block computed again, and with all: the fastest strategies
         within limits (`strategy.within.frontier_of`); without those that cannot be told in a few seconds."""
         alike = [choice for choice in self.tried if choice.microbatches == self.choice.microbatches]
-        ends = {"nothing": min(alike, key=lambda choice: len(choice.blocks)),
-                "all blocks": max(alike, key=lambda choice: len(choice.blocks))} if self.of else {}
+        # Where a bound told enough, these two were not looked at: no other is called so.
+        named = {0: "nothing", self.of: "all blocks"} if self.of else {}
+        ends = {named[len(choice.blocks)]: choice for choice in alike if len(choice.blocks) in named}
         found = {}
         for name, choice in ends.items():
             if (network := self.tried[choice].network) is not None and choice != self.choice:

@@ -84,12 +84,17 @@ def draw_steps(rows: Mapping[str, ArmRow], parts: Mapping[str, Mapping[str, floa
             axes.barh(position + 0.19, row["measured_ms"], 0.36, facecolor="none" if busy else _MEASURED,
                       edgecolor=_MEASURED, label=labels.pop("traced" if busy else "whole", None),
                       xerr=[[row["measured_ms"] - lower], [upper - row["measured_ms"]]], ecolor="#111")
-    axes.set_yticks(range(len(rows)), list(rows))
+    axes.set_yticks(range(len(rows)), list(map(_label, rows)))
     axes.invert_yaxis()
     axes.set_xlabel("ms per step; upper bars predicted, lower ones measured")
     if axes.get_legend_handles_labels()[0]:
         figure.legend(loc="outside upper left", ncols=3, frameon=False)  # beside the bars, never on them
     return figure
+
+
+def _label(arm: str) -> str:
+    """The name of an arm, as files may have it, for matplotlib: between two $ it would read a formula."""
+    return arm.replace("$", r"\$")
 
 
 def draw_timeline(timeline: Timeline) -> Figure:
@@ -129,12 +134,12 @@ def draw_memory(rows: Mapping[str, ArmRow], points: Sequence[FrontierPoint], lim
         if predicted:
             ends.append(1e9 * predicted[0])
             axes.plot(*predicted, marker=marker, markersize=9, linestyle="", color="#c1121f",
-                      fillstyle="none" if position else "full", label=arm)
+                      fillstyle="none" if position else "full", label=_label(arm))
         if found:
             ends.append(1e9 * found[0])
             # Nothing is predicted of stock Mesh-TensorFlow, which is named by this point alone.
             axes.plot(*found, marker=marker, markersize=6, linestyle="", color=_MEASURED_ARM,
-                      label=None if predicted else arm)
+                      label=None if predicted else _label(arm))
         if predicted and found:
             axes.plot(*zip(predicted, found, strict=True), color=_MEASURED_ARM, linewidth=0.8, zorder=1,
                       label=joined)
@@ -157,7 +162,7 @@ def draw_losses(history: History) -> Figure:
     figure, axes = _figure(8, 3.6)
     for number, (arm, records) in enumerate(history.records.items()):
         # Dashed, ever shorter: curves that coincide stay visible.
-        axes.plot([record.step for record in records], [record.loss for record in records], label=arm,
+        axes.plot([record.step for record in records], [record.loss for record in records], label=_label(arm),
                   linestyle=(0, (6, 1 + 2 * number)) if number else "-", linewidth=2)
     axes.set_xlabel("step")
     axes.set_ylabel("loss")

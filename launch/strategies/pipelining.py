@@ -94,9 +94,12 @@ def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None
     if kept.devices != plan.devices.count:
         raise MismatchError(f"{path}: a pipeline for {kept.devices} devices, --mesh={options.mesh} has "
                             f"{plan.devices.count}; use --mesh={kept.devices}, or search anew")
-    if options.batch % kept.microbatches or plan.microbatches not in (1, kept.microbatches):
-        raise MismatchError(f"{path}: a pipeline of {kept.microbatches} microbatches, --batch={options.batch} "
-                            f"--microbatches={plan.microbatches} has no such; take others, or search anew")
+    if options.batch % kept.microbatches:
+        raise MismatchError(f"{path}: a pipeline of {kept.microbatches} microbatches, --batch={options.batch} does not "
+                            "split so; take another, or search anew")
+    if plan.microbatches not in (1, kept.microbatches):  # of --microbatches=auto nobody gave it
+        raise MismatchError(f"{path}: a pipeline of {kept.microbatches} microbatches, this run has "
+                            f"{plan.microbatches}; take --microbatches={kept.microbatches}, or search anew")
     with Stage("pipeline"):
         one, graph = microbatch_of(plan, kept.microbatches)
         if graph.hash != kept.graph_hash:

@@ -18,7 +18,8 @@ __all__ = ["draw_curve", "draw_projection", "projection_figure"]
 def draw_curve(axes: Axes, curve: EpochCurve, color: str | None = None) -> None:
     """Epochs over the global batch: a point per run (hollow where the target was not reached), a line of medians."""
     found = [curve.at(batch) for batch in curve.batches]
-    line, = axes.plot(curve.batches, [epochs.median for epochs in found if epochs], color=color, label=curve.name)
+    name = curve.name.replace("$", r"\$")  # that of a file: between two $ matplotlib would read a formula
+    line, = axes.plot(curve.batches, [epochs.median for epochs in found if epochs], color=color, label=name)
     for reached in (True, False):
         runs = [run for run in curve.runs if run.reached == reached]
         axes.plot([run.batch for run in runs], [run.epochs for run in runs], "o", color=line.get_color(), markersize=4,

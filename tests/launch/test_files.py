@@ -5,14 +5,17 @@ import json
 import os
 import resource
 import signal
+from types import SimpleNamespace
 
 import pytest
 
 from pase_mtf.compat import tf
 from pase_mtf.errors import FormatError, PaseError, UsageError
+from pase_mtf.launch import files as run_files
 from pase_mtf.launch.files import RunFiles
 from pase_mtf.launch.run_folder import check_new_folder, load_run_config
 from pase_mtf.launch.training import Record
+from pase_mtf.pipeline.pipeline import Pipeline, Stage
 
 _RECORD = Record("search", 3, 0.5, 0.02, True)
 
@@ -181,3 +184,14 @@ def test_a_disk_that_is_full_of_events(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
     with RunFiles(str(run), goes_on_at=3):  # nothing of the first is left open
         pass
+
+
+def test_a_pipeline_has_a_heading_of_its_own(monkeypatch):
+    """Whatever the file is called that it is from."""
+    monkeypatch.setattr(Pipeline, "table", lambda self: "stages")
+    stage = Stage(0, 1, 0, 1, 1.0, 1.0, 0.0, 0.0, 1, {})
+    piped = Pipeline("net", "", 1, "cpu", 2, "1f1b", ("a",), (), (stage,), 1.0, {})
+    history = SimpleNamespace(disagreement="", note="", slowness=[], records={})
+    chosen = {"search": object(), "memory": piped, "Memory": piped, "pipeline": piped}
+    notes = run_files._notes(None, None, None, chosen, history, {}, SimpleNamespace(text=lambda: "fitted"))
+    assert notes == {"Memory": "fitted", "Pipeline memory": "stages", "Pipeline Memory": "stages", "Pipeline": "stages"}

@@ -292,7 +292,7 @@ def test_one_of_a_file_is_compared_with(launch, kept, tmp_path):
     (["--mesh=4"], 5, "a pipeline for 2 devices, --mesh=4 has 4; use --mesh=2, or search anew"),
     (["--batch=16"], 5, "take the flags of that run, or search anew"),
     (["--batch=7", "--compare=none"], 2, "--batch=7 does not split into microbatches"),
-    (["--microbatches=4"], 5, "a pipeline of 2 microbatches, --batch=8 --microbatches=4 has no such"),
+    (["--microbatches=4"], 5, "a pipeline of 2 microbatches, this run has 4; take --microbatches=2, or"),
     (["--memory_limit=1kB"], 4, "per device, 1000 B are allowed; take --strategy=pipeline"),
     (["--sharded_updates"], 5, "take the flags of that run, or search anew")])
 def test_one_of_a_file_that_does_not_fit_is_told(launch, kept, flags, code, message):

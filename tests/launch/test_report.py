@@ -91,6 +91,16 @@ def test_report_is_one_self_contained_file(rows):
     assert "<script" not in text
 
 
+def test_names_of_files_are_no_formulas():
+    name, strategy = "$5_to_$", _strategy(0.1, 1)
+    history = _history(**{name: [9, 8, 8]})
+    rows = arm_rows([name], history, {name: strategy}, {}, {name: 5}, 10)
+    points = [FrontierPoint(1e9, 1e9, Solution((0,), 1.0, 1.0, 0.0, True, 0.0, {}))]
+    text = report_html(title="net", facts={}, rows=rows, history=history, strategy_table="", layout="", notes={},
+                       frontier=points)
+    assert text.count("<img") == 3
+
+
 def test_time_over_memory_has_the_arms_and_the_limit(rows):
     solutions = [Solution((0,), cost, cost, 0.0, True, 0.1, {}) for cost in (0.03, 0.01)]
     points = tuple(FrontierPoint(limit, limit, solution) for limit, solution in zip((2e9, 6e9), solutions, strict=True))

@@ -6,6 +6,7 @@ import pytest
 from pase_mtf.compat import tf
 from pase_mtf.errors import OutOfMemoryError
 from pase_mtf.launch.arms.memory import check_memory, peak_bytes_per_device, variable_bytes_per_device
+from pase_mtf.pipeline.pipeline import Pipeline, Stage
 from pase_mtf.runtime import Devices
 
 
@@ -145,3 +146,16 @@ def test_arms_that_share_a_gpu_have_to_fit_together():
     check_memory(plan, arms, list(arms), SimpleNamespace(name="local", memory_bytes=15.0))
     with pytest.raises(OutOfMemoryError, match=r"all arms together need .* per device.*fewer arms in --compare"):
         check_memory(plan, arms, list(arms), SimpleNamespace(name="local", memory_bytes=14.0))
+
+
+def test_the_weights_of_a_pipeline_are_those_of_the_stage_with_most():
+    """Which is not the one that holds most in all."""
+    held = [{"weights": 1.0, "activations": 9.0}, {"weights": 8.0, "activations": 1.0}]
+    stages = tuple(Stage(number, number + 1, number, 1, 1.0, 1.0, 0.0, 0.0, 1, memory)
+                   for number, memory in enumerate(held))
+    piped = Pipeline("net", "", 2, "gpu", 2, "1f1b", ("a", "b"), (), stages, 1.0, {})
+    other = SimpleNamespace(memory={"weights": 3.0, "activations": 3.0}, memory_bytes=6.0)
+    plan = SimpleNamespace(devices=Devices("gpu", ("/device:GPU:0", "/device:GPU:1"), "GPUs"))
+    with pytest.raises(OutOfMemoryError, match="all arms together"):
+        check_memory(plan, {"pipeline": piped, "search": other}, ["pipeline", "search"],
+                     SimpleNamespace(name="local", memory_bytes=13.5))

@@ -216,3 +216,10 @@ def test_more_is_never_faster_without_a_limit(model, mesh, batch, recompute):
     for less, more in itertools.permutations(every, 2):
         if more.microbatches % less.microbatches == 0 and set(less.blocks) <= set(more.blocks):
             assert every[less].free.seconds < every[more].free.seconds
+
+
+def test_not_all_blocks_are_not_called_all(monkeypatch):
+    monkeypatch.setattr("pase_mtf.launch.reports.fitting.frontier_of", lambda *_: ())
+    tried = {Choice(2, blocks): Priced(1.0, 1.0, 1.0, object()) for blocks in ((), ("a",), ("a", "b"))}
+    for of, named in ((3, ["nothing computed again"]), (2, ["nothing computed again", "all blocks computed again"])):
+        assert list(Fitting(Choice(2, ("a",)), True, of, tried, 1.0, 1.0, 1.0).frontiers()) == named
