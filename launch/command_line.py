@@ -54,7 +54,8 @@ def _flag_values() -> flags.FlagValues:
         flags.DEFINE_boolean(name, getattr(default, name), help_text, flag_values=values)
 
     text("model", f"The model: {', '.join(models.names())}.")
-    text("preset", "Its sizes (configs/models/*.json); default: tiny on virtual CPU devices, small on GPUs.")
+    text("preset", 'Its sizes: a preset of configs/models/*.json, or a file such as {"preset": "tiny", "batch": 32}; '
+         "default: tiny on virtual CPU devices, small on GPUs.")
     text("mesh", "A number of devices, or a mesh shape such as 'rows:2;cols:4': that many devices, and an expert "
          "strategy of two axes lies on exactly these; the search is free to use others.")
     text("devices", "auto (GPUs where there are enough, else virtual CPU devices), cpu, gpu, or a list of TensorFlow "
@@ -77,7 +78,7 @@ def _flag_values() -> flags.FlagValues:
     text("prices", "How the machine at hand is priced: measured (the kernels of the strategies themselves, timed when "
          "they are needed and kept; the default for CPUs of one process) or roofline (by its rates and links).")
     number("measure_seconds", "With measured prices: how long a run may measure kernels, for all its strategies; "
-           "searches of later runs of the program take a thirtieth of it, trial steps a fifth.")
+           "searches of later runs of the program take a thirtieth of it. Trial steps come on top: at most 15 %.")
     switch("trial", "With prices of the devices of the run: of the arms whose steps are predicted to take about as "
            "long as that of the search, a few steps of each decide which strategy the search takes.")
     switch("recalibrate", "Measure the machine at hand again, whatever is kept of it.")

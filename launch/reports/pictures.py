@@ -39,11 +39,15 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
+_DRAWN_AS = {"copying": "resharding", "transfer": "resharding"}
+"""What a step that was simulated or traced tells apart, and prices count as one."""
+
+
 def _by_kind(parts: Mapping[str, float]) -> dict[str, float]:
     """The parts of a step, predicted or traced, by what they are drawn as."""
     found = dict.fromkeys(_KINDS, 0.0)
     for part, value in parts.items():
-        found[next((kind for kind in _KINDS if kind in part), "compute")] += value
+        found[_DRAWN_AS.get(part) or next((kind for kind in _KINDS if kind in part), "compute")] += value
     return found
 
 

@@ -190,10 +190,14 @@ def headline(rows: Mapping[str, ArmRow], chosen: Chosen, elsewhere: bool = False
     elif chosen.search.get("optimal"):
         said.append("proven optimal" + " by the kernels that were timed" * bool(chosen.search.get("kernels")))
     elif chosen.search.get("simulated"):
-        said.append(f"the shortest simulated step of {chosen.search['simulated']}")
+        shortest = f"the shortest simulated step of {chosen.search['simulated']}"
+        # Of steps that are as good the simpler or the cheaper one was taken.
+        own, least = (chosen.search.get(name, 0.0) for name in ("simulated_seconds", "shortest_simulated_seconds"))
+        said.append(gap_text(own / least - 1.0, shortest) if 0.0 < least < own else shortest)
     elif chosen.search.get("gap") is not None and math.isfinite(chosen.search["gap"]):
         said.append(gap_text(chosen.search["gap"]))
     if row["measured_ms"] and row["predicted_ms"] and not elsewhere:
-        said.append(f"predicted within {100 * abs(row['predicted_ms'] / row['measured_ms'] - 1):.0f} %")
+        off = 100 * abs(row["predicted_ms"] / row["measured_ms"] - 1)
+        said.append(f"predicted within {math.ceil(off - 1e-6)} %")  # 5.4 % off is not within 5 %
     text = ", ".join(said)
     return text[:1].upper() + text[1:]

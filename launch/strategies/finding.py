@@ -21,6 +21,7 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.possible import why_left_out
 from pase_mtf.launch.strategies.auto_mtf import auto_mtf_layout, auto_mtf_mesh
 from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.choosing import simple_configurations
 from pase_mtf.strategy.experts import (
     BY_HAND,
     configurations_of_layout,
@@ -128,7 +129,7 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
         else:
             found.strategies[arm.name] = strategy
     if prices is not None and found.strategies:
-        _price_alike(found.strategies, arms, prices)
+        _price_alike(found.strategies, arms, prices, simple_configurations(graph, plan.options.mesh_flag.devices))
     for arm in arms:
         if arm.method == "stock" and arm.name not in left_out and (
                 problem := _why_no_stock(arm, plan, graph, machine, found, limit)):
@@ -174,16 +175,21 @@ def strategy_by_hand(plan: Plan, graph: ComputationGraph, machine: Machine) -> S
     return _find(arm, plan, graph, machine, None, 0.0) if arm.method in BY_HAND else None
 
 
-def _price_alike(strategies: dict[str, Strategy], arms: Sequence[ArmName], prices: MeasuredPrices) -> None:
+def _price_alike(strategies: dict[str, Strategy], arms: Sequence[ArmName], prices: MeasuredPrices,
+                 simple: Sequence[Configuration] | None) -> None:
     """Prices all arms by the same kernel times: those of later ones were measured after the first were priced. Where
-    one is cheaper than what the search found, trained or to compare with, the search takes it."""
+    one is cheaper than what the search found, trained or to compare with, the search takes it; data parallelism
+    (`simple`) where that is no more than `SIMPLE_WITHIN` behind, as in the search itself."""
     for name, strategy in strategies.items():
         strategies[name] = prices.again(strategy)
     seconds = {name: prices.wary_seconds(strategy.configurations) for name, strategy in strategies.items()}
-    best = strategies[min(seconds, key=seconds.__getitem__)]
+    least = min(seconds.values())
+    as_good = [name for name, strategy in strategies.items()
+               if strategy.configurations == simple and seconds[name] <= (1.0 + SIMPLE_WITHIN) * least]
+    best = as_good[0] if as_good else min(seconds, key=seconds.__getitem__)
     for arm in arms:
-        if arm.method == "search" and min(seconds.values()) < seconds.get(arm.name, 0.0):
-            strategies[arm.name] = prices.again(strategies[arm.name], best.configurations)
+        if arm.method == "search" and seconds[best] < seconds.get(arm.name, 0.0):
+            strategies[arm.name] = prices.again(strategies[arm.name], strategies[best].configurations)
 
 
 def share_of(end: float, share: float) -> float:

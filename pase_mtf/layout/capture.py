@@ -152,6 +152,7 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
       UsageError: one of `devices` is no name of a device; in the block, if the program's mesh implementation names no
         devices, or it lowers by a subclass of mtf.Lowering.
       MismatchError: in the block, if the strategy is of another graph.
+      FormatError: in the block, if the file of the machine, or of kernel times, is missing, truncated or foreign.
     """
     swapped = SwappedLowering()
     device_specs(devices or ())

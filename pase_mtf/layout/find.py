@@ -88,6 +88,7 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
       UsageError: arguments that do not parse or do not fit each other; a function that returns something else, or
         needs other arguments; `outputs` or `exported` beside a function.
       MismatchError: `exported` is of another graph, or has updates as layers of their own.
+      FormatError: the file of the machine, or of kernel times, is missing, truncated or foreign.
       InfeasibleError: no layout lowers (names operation and dim), or satisfies the constraints; where none fits the
         memory limit, with what the lightest needs.
     """

@@ -113,9 +113,11 @@ def check_target(path: str | os.PathLike[str], on: Circumstances) -> tuple[Kerne
     except FormatError as error:
         raise UsageError(f"{path} exists and holds no kernel times that can be read; choose another name") from error
     for times in before:
-        if _machine(times.on) != _machine(on):
-            raise UsageError(f"{path} exists and holds kernel times of {_name(times.on)}, these are of {_name(on)}; "
-                             "choose another name")
+        held = _machine(times.on)
+        # Their names may be the same: what is not, is said.
+        if other := [name for name, value in _machine(on).items() if held.get(name) != value]:
+            raise UsageError(f"{path} exists and holds kernel times of {_name(times.on)}, these are of {_name(on)} "
+                             f"(another {', '.join(other)}); choose another name")
     return before
 
 

@@ -11,6 +11,7 @@ from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
+from pase_mtf.simulator.schedule import LONGEST
 from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import data_parallel, most_devices
@@ -59,6 +60,8 @@ def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, 
             memory_limit is not None and simple.memory_bytes > memory_limit):
         return found
     judged = "simulated" in found.search
+    if judged and simple.seconds > LONGEST:  # too long to be simulated, which what was found is not
+        return found
     taken, least = ((Simulator(priced).seconds(assignment), found.search["simulated_seconds"]) if judged
                     else (simple.seconds, found.seconds))
     if taken > (1.0 + within) * least:

@@ -89,6 +89,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
       UsageError: an unknown method or machine, fewer than one device, a `simple_within` below 0, an argument or option
         of a wrong type, or one that the method, simulated steps or measured prices do not take.
       InfeasibleError: no strategy satisfies the constraints.
+      FormatError: the file of the machine, or of kernel times, is missing, truncated or foreign.
     """
     _check(devices, method, mesh, start_from, memory_limit, simple_within, simulate, measure_seconds, known, options)
     memory_limit = None if memory_limit is None else as_float(memory_limit)
@@ -126,6 +127,8 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
         "configurations": sum(map(len, priced.configurations)), "method": method, **simulated})
     found.search.update({"useful_devices": useful_devices(graph, found.configurations),
                          "suggested_devices": fuller_devices(graph, devices, found.configurations)})
+    if memory_limit is not None and math.isfinite(memory_limit):
+        found.search["memory_limit"] = memory_limit  # which `explain` names
     return simpler(found, priced, memory_limit, simple_within) if simple_within > 0.0 else found
 
 

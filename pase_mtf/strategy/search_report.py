@@ -73,7 +73,7 @@ class SearchReport(PricedByKernels, total=False):
       optimal: whether the cost is proven to be the least.
       gap, lower_bound: by what fraction of the least the cost may be above it (inf: no bound is known; a Solution's gap
         is a fraction of the cost), and the seconds it cannot be below.
-      memory_limit: bytes per device within which it was searched by measured kernels; not there without a limit.
+      memory_limit: bytes per device within which it was searched; not there without a limit.
       layers, configurations: of the network, the second over all layers.
       assumed: what the predictions rest on that is not known of the graph.
       useful_devices, suggested_devices: how many devices do work of their own, and how many would.

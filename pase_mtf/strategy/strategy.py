@@ -307,13 +307,16 @@ class Strategy:
         Args:
           path: the file.
           graph: the graph it is to be used on; it must be the one it was made for.
-          machine: price it anew on this machine, which `explain` needs; None: not at all. Where the prices are others
-            than those that it was found by, nothing is said any more of how good it is.
+          machine: price it anew on this machine, which `explain` needs, and which takes the graph; None: not at all.
+            Where the prices are others than those that it was found by, nothing is said any more of how good it is.
 
         Raises:
-          FormatError: missing, truncated or foreign file.
+          FormatError: missing, truncated or foreign file, of the strategy or of the machine.
           MismatchError: the strategy was made for another graph.
+          UsageError: an unknown machine, a machine without a graph, or what is no graph.
         """
+        if machine is not None and graph is None:
+            raise UsageError(f"machine={shortened(machine)}: a strategy is priced with its graph; give that, too")
         data = read_json(path, FORMAT, VERSION)
         check_schema(path, data, _StrategyFields)
         try:
@@ -423,6 +426,7 @@ def evaluate_strategy(graph: ComputationGraph, configurations: Sequence[Configur
 
     Raises:
       UsageError: not one configuration per layer, or one that its layer does not allow; an unknown machine.
+      FormatError: the file of the machine is missing, truncated or foreign.
     """
     if not isinstance(graph, ComputationGraph):
         raise UsageError(f"cannot price {shortened(graph)}; give a ComputationGraph, such as export_graph makes")

@@ -10,10 +10,12 @@ import pytest
 from pase_mtf import models
 from pase_mtf.calibration.cache import fingerprint_of_kernels
 from pase_mtf.errors import UsageError
+from pase_mtf.exit_codes import HelpRequested
 from pase_mtf.launch.__main__ import main
 from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
+from pase_mtf.launch.strategies import trying
 from pase_mtf.machine.kernel_table import save_tables
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import TINY, Timing
@@ -30,6 +32,12 @@ def test_a_seed_among_the_sizes(tmp_path):
     with pytest.raises(UsageError, match="seed 7 there, 0 here; leave it out there, and give the launcher --seed=7"):
         resolve(given)
     assert resolve(dataclasses.replace(given, seed=7)).config.seed == 7
+
+
+def test_the_help_says_how_long_trial_steps_take():
+    with pytest.raises(HelpRequested) as told:
+        parse_command_line(["--help"])
+    assert f"Trial steps come on top: at most {100 * trying._SHARE:.0f} %" in " ".join(str(told.value).split())
 
 
 @pytest.mark.parametrize(("arguments", "says"), [

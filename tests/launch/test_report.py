@@ -174,6 +174,11 @@ def test_what_was_found_is_said_first(rows):
     strategy = SimpleNamespace(search={"optimal": False, "gap": 0.02})
     assert headline(predicted, strategy) == "2.37× data parallelism, predicted, at most 2 % above the optimum"
     assert "predicted within" not in headline(rows, strategy, elsewhere=True)  # than what was measured
+    strategy.search = {"optimal": False, "gap": 0.2, "simulated": 9, "simulated_seconds": 0.002,
+                       "shortest_simulated_seconds": 0.00199}
+    assert "at most 0.51 % above the shortest simulated step of 9" in headline(rows, strategy)
+    rows["search"]["predicted_ms"] = 18.92  # 20 were measured
+    assert "predicted within 6 %" in headline(rows, strategy)
     text = report_html(title="net", facts={}, rows=rows, history=None, strategy_table="", layout="", notes={},
                        headline=headline(rows, strategy))
     assert "2.50× data parallelism" in text
@@ -204,7 +209,7 @@ def test_a_measured_step_is_divided_as_its_traced_step_was(rows):
     assert bars({}) == [whole]
     slices = tuple(Slice(kind, "backward", "layer", device, device, 0.0, seconds) for kind, device, seconds in (
         ("kernels", 0, 3.0), ("kernels", 1, 2.0), ("gradient all-reduce", 0, 2.0), ("all-reduce", 1, 1.0),
-        ("resharding", 1, 2.0)))
+        ("resharding", 1, 1.0), ("copying", 1, 1.0)))
     divided = [(0.0, 10.0), (10.0, 6.0), (16.0, 4.0)]
     assert bars({"search": Timeline("step", 2, 6.0, slices).seconds_by_kind}) == [*divided, whole]
 

@@ -43,6 +43,13 @@ def test_what_is_saved_is_read_again(path):
         table_for(path, 16)
 
 
+@pytest.mark.parametrize("changed", [{"version": KERNEL_VERSION - 1}, {"memory": 1 << 30}])
+def test_what_differs_between_machines_of_one_name_is_said(tmp_path, changed):
+    save_tables(tmp_path / "mine.json", [_of(8, **changed)])
+    with pytest.raises(UsageError, match=rf"\(another {next(iter(changed))}\); choose another name"):
+        save_tables(tmp_path / "mine.json", [_of(8)])
+
+
 def test_kernels_that_were_timed_in_another_way_are_told(tmp_path):
     for version in (KERNEL_VERSION, KERNEL_VERSION - 1):
         file = tmp_path / f"{version}.json"

@@ -36,6 +36,14 @@ def test_steps_are_simulated_where_devices_have_cores_of_their_own(graph):
     assert "simulated" not in find_strategy(perceptron(), 2 * MOST_DEVICES, SLOW_LINKS).search
 
 
+def test_data_parallelism_that_is_too_long_to_be_simulated_is_not_taken():
+    """It sums 32 kB of gradients at a byte a second; what is copied sends nothing."""
+    slow = dataclasses.replace(SLOW_LINKS, links=(Link(256, 1.0, 0.0),))
+    found = find_strategy(perceptron(), 4, slow, simple_within=0.01)
+    assert found.search["simulated"] >= 1
+    assert "simpler" not in found.search
+
+
 def test_where_the_orders_differ_both_are_told(graph, tmp_path):
     found, cheapest = (find_strategy(graph, 4, SLOW_LINKS, simulate=simulate) for simulate in (None, 0))
     told = found.search

@@ -129,6 +129,7 @@ def test_a_memory_limit_is_kept_and_costs_no_more_than_it_must(graph):
         limit = needs.min() + share * (free.memory_bytes - needs.min())
         found = find_strategy(graph, 8, "1080ti", memory_limit=limit, time_limit=600)
         assert found.memory_bytes <= limit * (1 + 1e-12)
+        assert found.search["memory_limit"] == limit
         assert found.search["optimal"]
         assert found.seconds == pytest.approx(costs[needs <= limit * (1 + 1e-12)].min(), rel=1e-12)
     with pytest.raises(InfeasibleError):
@@ -368,6 +369,12 @@ def test_another_graph_is_refused(graph, tmp_path):
     find_strategy(graph, 8, "1080ti").save(tmp_path / "strategy.json")
     with pytest.raises(MismatchError, match="search again"):
         Strategy.load(tmp_path / "strategy.json", layer_chain(batch=32))
+
+
+def test_a_machine_prices_nothing_without_a_graph(graph, tmp_path):
+    find_strategy(graph, 8, "1080ti").save(tmp_path / "strategy.json")
+    with pytest.raises(UsageError, match="machine='h100': a strategy is priced with its graph; give that, too"):
+        Strategy.load(tmp_path / "strategy.json", machine="h100")
 
 
 def test_broken_files_are_refused(graph, tmp_path):

@@ -166,6 +166,30 @@ def test_the_search_takes_what_turned_out_to_be_cheaper(strategy, compare):
     assert [strategy.name for strategy in found.values()] == list(found)
 
 
+def test_data_parallelism_that_is_hardly_behind_stays_taken():
+    """As the search took it, though what people write by hand is cheaper by less than a hundredth."""
+    graph = perceptron((32, 64, 64, 16), batch=64)
+    parallel, by_hand = data_parallel(graph, 8), expert(graph, 8)
+    costs = {parallel: 1.005, by_hand: 1.0}
+
+    class Prices:
+        def find(self, **_):
+            return self.evaluate(parallel, "search")
+
+        def evaluate(self, configurations, name, **_):
+            return types.SimpleNamespace(memory_bytes=0.0, configurations=tuple(configurations), name=name)
+
+        def again(self, strategy, configurations=None):
+            return self.evaluate(configurations or strategy.configurations, strategy.name)
+
+        def wary_seconds(self, configurations):
+            return costs[configurations]
+
+    plan = resolve(Options(model="alexnet", devices="cpu", prices="measured", strategy="search", compare="expert"))
+    found = find_strategies(plan, graph, Machine.load("h100"), Prices()).strategies
+    assert [costs[found[name].configurations] for name in ("search", "expert")] == [1.005, 1.0]
+
+
 def test_not_for_gpus(monkeypatch, capsys):
     monkeypatch.setattr("pase_mtf.runtime.gpu_names", lambda: ["a GPU"] * 2)
     assert main([*_RUN, "--devices=gpu"]) == 2
