@@ -32,13 +32,16 @@ from benchmarks import markdown
 from benchmarks.commands import check_results, told_in_one_line
 from benchmarks.launching import ROOT, commit, prepare_data, processor, run_launcher
 from pase_mtf import models
+from pase_mtf.calibration.cache import kernels_path
 from pase_mtf.calibration.load import PRICES
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.console import LOSSES_DISAGREE
+from pase_mtf.machine.kernel_file import load_times
+from pase_mtf.machine.kernel_table import save_tables
 from pase_mtf.runtime import describe_host
 
-__all__ = ["agreement", "document", "main", "points"]
+__all__ = ["agreement", "document", "main", "points", "together"]
 
 FOLDER = ROOT / "docs" / "benchmarks"
 _STEPS_SECONDS = 3600.0
@@ -85,6 +88,16 @@ def points(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
             if row["predicted_ms"] is not None and row["measured_ms"] is not None and not row["same_as"]}
 
 
+def together(runs: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:
+    """Strategy -> (predicted, the median of what was measured), of those that all runs have.
+
+    Args:
+      runs: `points` of each; predictions are the same in all.
+    """
+    return {name: (predicted, float(np.median([found[name][1] for found in runs])))
+            for name, (predicted, _) in runs[0].items() if all(name in found for found in runs)}
+
+
 def plot(name: str, found: Mapping[str, Sequence[float]], path: str) -> None:
     """Draws predicted over measured, with the line where they are equal."""
     figure = Figure(figsize=(5.5, 5), layout="constrained")
@@ -127,6 +140,8 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
         drawn = ", ".join(f"{number} {kind}" for kind in ("random", "changed")
                           if (number := sum(name.startswith(kind) for name in found)))
         strategies = f"{len(found)} ({drawn})" if drawn else str(len(found))
+        if result.get("runs", 1) > 1:
+            strategies += f", {result['runs']} runs"
         rows.append([f"{result['model']} ({result['preset']})", result["devices"], strategies,
                      f"{measured.max() / measured.min():.1f}×", f"{100 * error:.0f} %", at_speed,
                      f"{100 * bias:+.0f} %", f"{correlation:.2f}", f"{100 * missed:.0f} %", processor(result["facts"]),
@@ -144,14 +159,16 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
         "# Predicted against measured step time", "",
         "Every model under data parallelism, the expert's, the searched and random strategies, and (“changed”) the",
         "best with a tenth to nine tenths of its layers as in a random one; the search takes what is predicted to be",
-        "the fastest, without trial steps (`--notrial`). Error: of the predicted against the",
-        "measured time of a step; bias: the median of predicted ÷ measured, less one; best missed by: how much longer",
-        "the step of the strategy that is predicted to be the fastest took than the fastest. At the speed of the run:",
-        "the error of the predictions times how much longer kernels took while the steps ran (in brackets) than prices",
-        "say: a virtual machine is not of one speed for an hour. The kernels are those with the largest shares of the",
-        "steps; (*): ten reference kernels, the same of all programs, of earlier versions. Up to commit 7f113ba1",
-        "kernels were priced too low, the more the fewer devices there are: what threads had computed was read from a",
-        "clock that lags behind, and kernels found all that they read in the caches (docs/launcher.md).",
+        "the fastest, without trial steps (`--notrial`). Of rows with several runs the median of these counts, each",
+        "in a process of its own, as where its memory lies makes a strategy several hundredths faster or slower.",
+        "Error: of the predicted against the measured time of a step; bias: the median of predicted ÷ measured, less",
+        "one; best missed by: how much longer the step of the strategy that is predicted to be the fastest took than",
+        "the fastest. At the speed of the run: the error of the predictions times how much longer kernels took while",
+        "the steps ran (in brackets) than prices say: a virtual machine is not of one speed for an hour. The kernels",
+        "are those with the largest shares of the steps; (*): ten reference kernels, the same of all programs, of",
+        "earlier versions. Up to commit 7f113ba1 kernels were priced too low, the more the fewer devices there are:",
+        "what threads had computed was read from a clock that lags behind, and kernels found all that they read in the",
+        "caches (docs/launcher.md).",
         *_worth_of_speed(at_speeds), "", table, "",
         *(f"{text}  " for text in sorted(machines)),
         f"Reproduce with `python -m benchmarks.accuracy{_flag(stem)}`.", "", *_measuring(results),
@@ -218,30 +235,44 @@ def _counts(text: str) -> list[int]:
 
 
 def _measured(name: str, devices: int, flags: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """What is kept of a run of the launcher, of the first with so many strategies that differ; of none such, that with
-    the most of them. Of what measuring took, that of the first run, which finds the kernels unknown."""
+    """What is kept of runs of the launcher: of the first with so many strategies that differ, of none such, of that
+    with the most of them. Of what measuring took, that of the first run, which finds the kernels unknown.
+
+    Where the memory of a process lies makes the steps of one strategy several hundredths longer or shorter than in the
+    next process. So with prices by kernels those of the first run are kept in a file, and other runs predict by that
+    and measure all strategies again.
+    """
     data_flags, _ = prepare_data(name, folder)
-    # What was drawn twice, or is the best itself, is known after a run only; kernels that it measured take none again.
-    summaries: list[dict[str, Any]] = []
-    more = 0
-    while len(summaries) < _TRIES:
+
+    def run(more: int, prices: Sequence[str]) -> dict[str, Any]:
         # Random strategies make strange sums: losses that drift apart say nothing about the time of a step.
-        summaries.append(run_launcher([
+        return run_launcher([
             f"--model={name}", "--preset=tiny", f"--mesh={devices}", "--devices=cpu", f"--steps={flags.steps}",
-            f"--warmup={flags.warmup}", f"--prices={flags.prices}", "--notrial", *data_flags,
-            f"--measure_seconds={flags.seconds:g}",
+            f"--warmup={flags.warmup}", "--notrial", *data_flags, f"--measure_seconds={flags.seconds:g}", *prices,
             f"--compare=data_parallel,expert,search,random:{flags.random + more},changed:{flags.changed + more}"],
-            limit=flags.seconds + _STEPS_SECONDS, allowed=(LOSSES_DISAGREE,)))
-        missing = flags.strategies - len(points(summaries[-1]))
+            limit=flags.seconds + _STEPS_SECONDS, allowed=(LOSSES_DISAGREE,))
+
+    # What was drawn twice, or is the best itself, is known after a run only; kernels that it measured take none again.
+    first: list[dict[str, Any]] = []
+    more = 0
+    while len(first) < _TRIES:
+        first.append(run(more, [f"--prices={flags.prices}"]))
+        missing = flags.strategies - len(points(first[-1]))
         if missing <= 0:
             break
         more += missing
-    summary = max(summaries, key=lambda summary: len(points(summary)))
+    summary = max(first, key=lambda summary: len(points(summary)))
+    others = []
+    if flags.prices == "measured" and flags.runs:
+        table = os.path.join(folder, f"kernels-{name}-{devices}.json")
+        save_tables(table, [load_times(kernels_path(devices))])
+        others = [run(more, [f"--machine={table}"]) for _ in range(flags.runs)]
     facts = {key: summary["facts"][key] for key in ("devices", "versions", "machine")}
-    return {"model": name, "points": points(summary), "preset": summary["preset"], "devices": summary["devices"],
-            "commit": commit(), "facts": facts, "slowness": summary.get("slowness"), "slowness_of": _OF_STEPS,
-            "kernels": (summaries[0]["search"] or {}).get("kernels"),
-            "wall_seconds": sum(one["wall_seconds"] for one in summaries)}
+    return {"model": name, "points": together([points(one) for one in others or [summary]]), "runs": len(others) or 1,
+            "preset": summary["preset"], "devices": summary["devices"], "commit": commit(), "facts": facts,
+            "slowness": summary.get("slowness"), "slowness_of": _OF_STEPS,
+            "kernels": (first[0]["search"] or {}).get("kernels"),
+            "wall_seconds": sum(one["wall_seconds"] for one in (*first, *others))}
 
 
 @told_in_one_line()
@@ -256,6 +287,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         f"and all measured again, up to {_TRIES - 1} times, where some are the same")
     parser.add_argument("--seconds", type=float, default=1200.0, help="of a run, to find strategies and time kernels; "
                         "what was not timed then is estimated")
+    parser.add_argument("--runs", type=int, default=3, help="that measure the steps of all strategies, each in a "
+                        "process of its own; their median counts; with prices by kernels")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--prices", default="measured", choices=PRICES, help="what predicts: kernels, or a roofline")

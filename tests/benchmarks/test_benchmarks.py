@@ -12,6 +12,10 @@ from benchmarks.commands import check_results
 from benchmarks.launching import losses_agree_to, replace_block, run_launcher
 from benchmarks.speedup import document, planned
 from benchmarks.speedup_rows import ARMS, Row, Rows, compact_table, full_table
+from pase_mtf.calibration.cache import fingerprint_of_kernels, kernels_path
+from pase_mtf.machine.kernel_file import append_times
+from pase_mtf.machine.kernel_table import load_tables
+from pase_mtf.machine.kernels import TINY, Timing
 
 _HOST = "Chip (2 cores)"
 
@@ -258,6 +262,29 @@ def test_a_failed_run_says_why():
         run_launcher(["--model=alexnet", "--mesh=0"])
 
 
+def test_steps_are_measured_in_processes_of_their_own(tmp_path, cache_dir, monkeypatch):
+    """All by the prices of the first run, which measures kernels."""
+    runs = []
+
+    def run(flags, limit, allowed):
+        runs.append([flag for flag in flags if flag.startswith(("--machine", "--prices"))])
+        if len(runs) == 1:
+            append_times(kernels_path(4), {TINY: Timing(1e-6)}, fingerprint_of_kernels(4))
+        else:
+            assert load_tables(runs[-1][0].removeprefix("--machine="))[0].get(TINY) == Timing(1e-6)
+        arms = {"search": _row([99, 9, 14, 10][len(runs) - 1], 10), "expert": _row(22, 20)}
+        facts = {"devices": "4 virtual CPU devices on Z80", "versions": "TensorFlow 9", "machine": "local"}
+        return {"preset": "tiny", "devices": 4, "facts": facts, "arms": arms, "wall_seconds": 1.0, "search": None}
+
+    monkeypatch.setattr(accuracy, "run_launcher", run)
+    assert accuracy.main(["--models=alexnet", "--mesh=4", "--strategies=2", f"--output={tmp_path}"]) == 0
+    assert [[flag.partition("=")[0] for flag in flags] for flags in runs] == [["--prices"], *[["--machine"]] * 3]
+    (kept,) = json.loads((tmp_path / "accuracy.json").read_text()).values()
+    assert kept["points"] == {"search": [10, 10.0], "expert": [20, 22.0]}
+    assert kept["wall_seconds"] == 4.0
+    assert "2, 3 runs" in (tmp_path / "accuracy.md").read_text()
+
+
 def test_models_whose_accuracy_was_measured_are_not_measured_again(tmp_path, monkeypatch, capsys):
     runs, host = [], ["Zilog(R) Z80 (2 cores)"]
 
@@ -274,7 +301,7 @@ def test_models_whose_accuracy_was_measured_are_not_measured_again(tmp_path, mon
     monkeypatch.setattr(accuracy, "run_launcher", run)
     monkeypatch.setattr(accuracy, "describe_host", lambda: host[-1])
     (tmp_path / "accuracy.json").write_text('{"gnmt": {"search": [1, 2]}}')  # as earlier versions wrote it
-    arguments = ["--models=resnet101,alexnet", "--strategies=3", f"--output={tmp_path}"]
+    arguments = ["--models=resnet101,alexnet", "--strategies=3", "--runs=0", f"--output={tmp_path}"]
     assert accuracy.main(arguments) == 0
     assert runs == ["resnet1018", "alexnet8", "resnet1014", "alexnet4"]
     text = (tmp_path / "accuracy.md").read_text()
@@ -297,7 +324,7 @@ def test_models_whose_accuracy_was_measured_are_not_measured_again(tmp_path, mon
     assert accuracy.main([*arguments, "--mesh=4", "--again"]) == 0
     assert len(runs) == 6
     host.append("MOS 6502 (1 core)")
-    assert accuracy.main(["--models=alexnet", "--mesh=4", "--strategies=3", f"--output={tmp_path}"]) == 0
+    assert accuracy.main(["--models=alexnet", "--mesh=4", "--strategies=3", "--runs=0", f"--output={tmp_path}"]) == 0
     table = rows((tmp_path / "accuracy.md").read_text().partition("## Search")[0])
     assert [(*row[:2], row[9]) for row in table[1:]] == [
         ("alexnet (tiny)", "4", host[1]), ("alexnet (tiny)", "4", host[0]), ("alexnet (tiny)", "8", host[0]),
@@ -327,7 +354,7 @@ def test_more_strategies_are_drawn_where_some_are_alike(tmp_path, monkeypatch, a
                 "search": {"kernels": kernels}}
 
     monkeypatch.setattr(accuracy, "run_launcher", run)
-    assert accuracy.main(["--models=alexnet", "--mesh=8", f"--output={tmp_path}"]) == 0
+    assert accuracy.main(["--models=alexnet", "--mesh=8", "--runs=0", f"--output={tmp_path}"]) == 0
     result, = json.loads((tmp_path / "accuracy.json").read_text()).values()
     assert asked == drawn
     assert len(result["points"]) == kept
