@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from more_itertools import constrained_batches
 
-from pase_mtf.calibration.nodes import Nodes
+from pase_mtf.calibration.nodes import BELONGS_TO, Nodes
 from pase_mtf.compat import graph_of_nodes, tf
 from pase_mtf.machine.kernel_times import DISTURBED
 from pase_mtf.machine.kernels import SENT, TINY, Kernel, Timing
@@ -254,7 +254,7 @@ class _Bench:
         names = {kernel: nodes.kernel(kernel, self._repeats(kernel), fresh=self._is_fresh(kernel))
                  for kernel in kernels}
         names |= {_making(kernel): nodes.making(kernel, self._repeats(kernel))
-                  for kernel in kernels if self._is_fresh(kernel)}
+                  for kernel in kernels if self._has_making(kernel)}
         for kernel, beside in self._dispatching():
             names[kernel] = nodes.kernel(TINY, _TINY_REPEATS, beside)
         names[_IDLE] = names[_IDLE_AGAIN] = nodes.idle()
@@ -287,7 +287,7 @@ class _Bench:
 
     def _without(self, kernel: Kernel) -> Kernel:
         """What stands for a run of a kernel without the kernel."""
-        if self._is_fresh(kernel):
+        if self._has_making(kernel):
             return _making(kernel)
         return _IDLE_AGAIN if kernel in _ONLY_AGAIN else _IDLE
 
@@ -303,6 +303,10 @@ class _Bench:
     def _is_fresh(self, kernel: Kernel) -> bool:
         """Whether its inputs are made anew for every run: those that other devices of this process made."""
         return kernel.apart and self._shared and self._devices.count > 1
+
+    def _has_making(self, kernel: Kernel) -> bool:
+        """Whether its runs make what it reads."""
+        return self._is_fresh(kernel) or kernel.operation in BELONGS_TO
 
     def _runs(self, repeats: int) -> int:
         """How many kernels a run waits for, one after the other."""

@@ -8,6 +8,7 @@ from some_kernels import ADD, KERNELS, NONE, WRONG, floats
 
 from pase_mtf.calibration import kernels as timing
 from pase_mtf.calibration.kernels import KernelTimer
+from pase_mtf.calibration.nodes import Nodes
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import Kernel, Timing, send_kernel, sum_kernel
 from pase_mtf.machine.machine import Machine
@@ -131,6 +132,26 @@ def test_what_comes_from_other_devices_is_made_for_every_run(monkeypatch):
         assert not other._is_fresh(total)
     with bench.opened([total, send, ADD]) as look:
         assert set(look()) == {*looked, ADD}
+
+
+def test_what_belongs_to_another_kernel_reads_what_that_made(monkeypatch):
+    """As in a step: oneDNN goes another way then, for the gradient of a maximum in a sixth of the time."""
+    monkeypatch.setattr(timing, "_dispatches", {})
+    image, small = floats(2, 8, 8, 4), floats(2, 4, 4, 4)
+    gradient = Kernel("MaxPoolGrad", (image, small, small), (image,),
+                      (("ksize", (1, 2, 2, 1)), ("padding", "SAME"), ("strides", (1, 2, 2, 1))))
+    bench, nodes = timing._Bench(Devices.first(2, "cpu"), True, {}), Nodes(Devices.first(2, "cpu"))
+    nodes.kernel(gradient, 3)
+    made = {node.name: node for node in nodes.definition.node}
+    gradients = [node for node in made.values() if node.op == "MaxPoolGrad"]
+    pools = [made[node.input[1]] for node in gradients]
+    assert [node.op for node in pools] == ["MaxPool"] * 6
+    assert len({node.name for node in pools}) == 2  # one on every device
+    assert all(pool.input[0] == node.input[0] for node, pool in zip(gradients, pools, strict=True))
+    with bench.opened([gradient]) as look:
+        looked = look()
+    assert timing._making(gradient) in looked  # what the maximum takes is taken off
+    assert set(bench.of_one(looked)) == {gradient}
 
 
 def test_what_is_read_again_is_read_several_times_in_a_row():
