@@ -1,8 +1,9 @@
 """Lets a program `import mesh_tensorflow` by itself, on a TensorFlow that lacks names which Mesh-TensorFlow reads.
 
 `import pase_mtf` registers a finder that looks after one package, mesh_tensorflow: before its code runs, `_tensorflow`
-puts the names back. An installation registers it when Python starts (pase_mtf-mesh-tensorflow.pth), so that the order
-of the two imports does not matter. No TensorFlow here: it is imported with mesh_tensorflow and not before.
+puts the names back, and after it `_same_graphs` mends what it leaves to chance. An installation registers it when
+Python starts (pase_mtf-mesh-tensorflow.pth), so that the order of the two imports does not matter. No TensorFlow here:
+it is imported with mesh_tensorflow and not before.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def find_spec(name: str, path: Sequence[str] | None = None,
         def prepare_and_execute(module: types.ModuleType) -> None:
             importlib.import_module("pase_mtf._tensorflow")
             execute(module)
+            importlib.import_module("pase_mtf._same_graphs").mend(module)
 
         # Of this one loader, which stays what it is to those who ask it for source or resources.
         vars(loader)["exec_module"] = prepare_and_execute

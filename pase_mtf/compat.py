@@ -63,6 +63,10 @@ from tensorflow.python.ops import (  # noqa: E402  # private to TensorFlow, so t
 )
 from tensorflow.python.util import tf_stack  # noqa: E402  # private to TensorFlow, so it may move
 
+from pase_mtf._same_graphs import mend  # noqa: E402
+
+mend(mtf)  # of a program that imported it before any module of ours
+
 
 class _BareGraph(tf.Graph):
     """A graph that makes Python's side of few of the nodes that are imported into it."""

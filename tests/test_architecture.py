@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif("TEST_SRCDIR" in os.environ, reason="Bazel lays 
 _FOLDERS = {"pase_mtf": "pase_mtf", "configs": "pase_mtf.configs", "models": "pase_mtf.models",
             "launch": "pase_mtf.launch"}
 _OUTSIDE = ("pase_mtf", "pase_mtf.configs", "pase_mtf._early_signals", "pase_mtf._estimator",
-            "pase_mtf._import_hook", "pase_mtf._tensorflow")
+            "pase_mtf._import_hook", "pase_mtf._same_graphs", "pase_mtf._tensorflow")
 """Packages that are no layer: the public names, which are loaded on first use, numbers without code, and what stands
 below `compat`."""
 

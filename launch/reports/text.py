@@ -192,7 +192,8 @@ def headline(rows: Mapping[str, ArmRow], chosen: Chosen, elsewhere: bool = False
     elif chosen.search.get("simulated"):
         shortest = f"the shortest simulated step of {chosen.search['simulated']}"
         # Of steps that are as good the simpler or the cheaper one was taken.
-        own, least = (chosen.search.get(name, 0.0) for name in ("simulated_seconds", "shortest_simulated_seconds"))
+        own = chosen.search.get("simulated_seconds", 0.0)
+        least = chosen.search.get("shortest_simulated_seconds", 0.0)
         said.append(gap_text(own / least - 1.0, shortest) if 0.0 < least < own else shortest)
     elif chosen.search.get("gap") is not None and math.isfinite(chosen.search["gap"]):
         said.append(gap_text(chosen.search["gap"]))

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.graph.partition import Partition, groups, of_mesh, whole
-from pase_mtf.lowering.emit import Emitter
+from pase_mtf.lowering.emit import Emitter, on
 from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.lowering.reshard import ALL_REDUCE, all_reduce, move
 from pase_mtf.lowering.variables import LaidOutVariable
@@ -224,19 +224,28 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
         """A slice of a tf.Tensor per processor."""
         sizes = tensor_shape.to_integer_list
         if not tf_tensor.shape.is_fully_defined():
-            tf_tensor = tf.ensure_shape(tf_tensor, sizes)
+            with on(self._host_of(tf_tensor)):
+                tf_tensor = tf.ensure_shape(tf_tensor, sizes)
         if self.emitter.first_devices is not None:
             return self._cut_own(tf_tensor, tensor_shape)
-        emitter, source = self.emitter.with_device(tf_tensor.device)
+        emitter, source = self.emitter.with_device(self._host_of(tf_tensor) or tf_tensor.device)
         return move([tf_tensor], whole(source, len(sizes)), self.partition(tensor_shape), sizes, emitter)
+
+    def _host_of(self, x: tf.Tensor) -> str:
+        """Where a whole tensor is cut for GPUs: on their host, unless it lies on one of them. TensorFlow would cut it
+        on a GPU, which need not have room for all of it. Empty where the devices are none."""
+        spec = tf.DeviceSpec.from_string(x.device)
+        if spec.device_type == "GPU" or "GPU" not in self.devices[0].upper():
+            return ""
+        return spec.replace(device_type="CPU", device_index=spec.device_index or 0).to_string()
 
     def _cut_own(self, tf_tensor: tf.Tensor, tensor_shape: mtf.Shape) -> list[tf.Tensor]:
         """The slices of a tensor that every process has whole: each takes its own."""
         partition, sizes = self.partition(tensor_shape), tensor_shape.to_integer_list
-        block = partition.block_shape(sizes)
+        block, host = partition.block_shape(sizes), self._host_of(tf_tensor)
 
         def take(device: str, begin: tuple[int, ...]) -> tf.Tensor:
-            return tf_tensor if partition.is_whole else self.emitter.slice(device, tf_tensor, begin, block)
+            return tf_tensor if partition.is_whole else self.emitter.slice(host or device, tf_tensor, begin, block)
 
         begins = [tuple(part * extent for part, extent in zip(partition.block(position), block, strict=True))
                   for position in range(self.size)]

@@ -119,6 +119,10 @@ class LaidOutVariable:
         self._besides.setdefault(next(scopes()), []).append(values)
         return values
 
+    def read_so_far(self) -> list[tf.Tensor]:
+        """What `read_besides` has read in the current scope, on all devices."""
+        return [value for values in self._besides.get(next(scopes()), ()) for value in values]
+
     def _known(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return [self._mesh_impl.emitter.known(device, value)
                 for device, value in zip(self._mesh_impl.devices, values, strict=True)]

@@ -186,8 +186,10 @@ class _LoopLowering:
         # One iteration at a time, or the tensors of several are there at once.
         options = {"parallel_iterations": 1, **op._tf_kwargs}
         options.pop("back_prop", None)
-        # Who reads outside of the loop what it assigns reads it before.
-        with lowering.emitter.after(x for stored in before.values() for x in stored.to_laid_out_tensor().all_slices):
+        # Who reads outside of the loop what it assigns reads it before, however often.
+        again = [x for variable in self.values.values() for x in lowering.variables[variable].read_so_far()]
+        with lowering.emitter.after([*again, *(
+                x for stored in before.values() for x in stored.to_laid_out_tensor().all_slices)]):
             results = lowering.emitter.while_loop(
                 self.tf_cond, self.tf_body, starts, [impl.devices for impl in self.impls], options)
         for t, stored in before.items():

@@ -106,6 +106,9 @@ add_rules({
     _ops.BroadcastOperation: Rule(),
     _ops.Constant: Rule(lower=_lower_constant, is_constant=True, stock_demands=_constant_demands),
     _ops.RangeOperation: Rule(lower=_lower_range, is_constant=True),
-    _ops.PrintOperation: Rule(reads=lambda operation: [*operation.inputs, *operation._data]),
+    _ops.PrintOperation: Rule(
+        reads=lambda operation: [*operation.inputs, *operation._data],
+        # What is printed comes in the layout of the operation, too.
+        spaces=lambda operation: [x.shape.dims for x in (*operation.inputs, *operation.outputs, *operation._data)]),
     _ops.ScalarSummaryOperation: Rule(has_effects=True, lower=_lower_summary),
 })

@@ -223,6 +223,9 @@ class SlicedVariable(Protocol):
     def read_besides(self) -> list[tf.Tensor]:
         """The value of every slice, read once more; updates that are made later follow it."""
 
+    def read_so_far(self) -> list[tf.Tensor]:
+        """What `read_besides` has read in the current scope."""
+
     def read_anew(self) -> list[tf.Tensor]:
         """The value of every slice at the beginning of the current scope."""
 

@@ -166,8 +166,10 @@ def test_loop_variables_held_in_variables(builder, newer):
 
 
 def test_who_reads_outside_what_a_loop_assigns_reads_it_before(builder):
+    """Also who reads it once more."""
     v = builder.variable("v", [_Y])
     y = mtf.exp(v)
+    again = mtf.read_variable(v.operation)
 
     def body(i, s):
         return [i + 1, mtf.depend(s, [mtf.assign_add(v.operation, s)])]
@@ -182,8 +184,8 @@ def test_who_reads_outside_what_a_loop_assigns_reads_it_before(builder):
         new = {*node.control_inputs, *(tensor.op for tensor in node.inputs)} - before
         before |= new
         waiting += new
-    assert sum(node.type == "ReadVariableOp" for node in before) == 4
-    out = [lowering.export_to_tf_tensor(t) for t in (y, last[1])]
+    assert sum(node.type == "ReadVariableOp" for node in before) == 2 * 4
+    out = [lowering.export_to_tf_tensor(t) for t in (y, last[1], again)]
     with session() as run:
         run.run(tf.global_variables_initializer())
         run.run(lowering.copy_masters_to_slices())

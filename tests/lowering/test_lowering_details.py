@@ -409,6 +409,16 @@ def test_prints_summaries_and_imported_slices(builder, capfd):
     assert "the whole input" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("shape", [("a", "b"), ("b",)])
+def test_what_is_printed_fits_no_layout_and_is_whole(builder, shape):
+    """Two dims of it are on one axis, or one does not divide."""
+    x = builder.input("x", [dim("a", 8)])
+    y = builder.input("y", [dim(name, 8 if len(shape) > 1 else 6) for name in shape])
+    shown = mtf.Print(x, [y], "y")
+    lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec([(("a", "b"), 4)])), _DEVICES[:4])
+    np.testing.assert_allclose(_values(lowering, shown)[0], builder.values("x", [8]), rtol=1e-6)
+
+
 @pytest.mark.parametrize(("mesh_shape", "rules"), [
     ("rows:2;cols:4", "a:cols;b:rows"), ("rows:2;cols:2", "b:cols"), ("all:4", "a:all"), ("all:2", "")])
 def test_slices_laid_out_for_a_mesh_follow_any_plan(builder, mesh_shape, rules):

@@ -134,6 +134,22 @@ def test_whatever_is_fetched_all_ends_of_a_transfer_run_or_none(name, plan, rank
     assert not all(operation in run for own in ledger._own.values() for operation in own), "the loss needs not all"
 
 
+@pytest.mark.parametrize("layout", ["hidden:all", "batch:all"])
+@pytest.mark.parametrize("ranks", [False, True])
+def test_what_gpus_need_a_part_of_is_cut_on_their_host(ranks, layout):
+    """A GPU need not have room for a whole weight, or for the batch of all."""
+    devices = ([f"/job:worker/replica:0/task:{task}/device:GPU:0" for task in range(2)] if ranks else
+               ["/device:GPU:0", "/device:GPU:1"])
+    with tf.Graph().as_default() as graph:
+        net = nets.build("mlp", "sgd", tf.float32)
+        PlanLowering(net.graph, uniform_plan(net.graph, "all:2", layout, devices), devices,
+                     **({"rank": Rank.of(devices, 0)} if ranks else {})).copy_masters_to_slices()
+        cuts = [node for node in graph.get_operations() if node.type in ("Slice", "Split")
+                and "GPU" not in node.inputs[node.type == "Split"].device]
+    assert cuts
+    assert all("CPU:0" in node.device for node in cuts)
+
+
 def test_nodes_are_made_for_own_devices_only(monkeypatch):
     (lowering, _), *_ = _lowered("transformer", 1, 2, monkeypatch)
     graph = lowering.emitter.ledger._entries and next(iter(lowering.operations.values())).graph

@@ -25,8 +25,9 @@ STEPS = 20
 _QUICK = ("alexnet", "biglstm", "rnnlm")
 """Models that are built so soon that they are tried over two processes and over four, under a strategy each."""
 _CASES = [*((model, over, over + 1) for model in _QUICK for over in (1, 2)), ("transformer", 2, 3),
-          *((model, number % 2 + 1, 2) for number, model in enumerate(sorted(set(SIZES) - set(_QUICK))))]
-"""A model, which of the clusters, and the number of the random strategy: two processes and four by turns."""
+          *((model, number % 2 + 1, 2) for number, model in enumerate(sorted(set(SIZES) - set(_QUICK)))),
+          ("densenet121", 2, 3), ("gnmt", 1, 3), ("inception_v3", 2, 3), ("resnet101", 1, 3)]
+"""A model, which of the clusters, and the number of the random strategy: every model over two processes and four."""
 
 
 @pytest.fixture(scope="module")
