@@ -74,7 +74,9 @@ $(ENVIRONMENT): setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
 	  echo "pase_mtf needs Python 3.10 to 3.13, $(PYTHON) is $$($(PYTHON) --version 2>&1); try make PYTHON=python3.11" >&2; \
 	  exit 1; }
-	@test -x $(BIN)/python || { echo "making .venv with $$($(PYTHON) --version 2>&1)"; $(PYTHON) -m venv .venv; } || { \
+# An environment whose making was interrupted has a Python, and no pip yet.
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	  echo "making .venv with $$($(PYTHON) --version 2>&1)"; $(PYTHON) -m venv --clear .venv; } || { \
 	  rm -rf .venv; echo "$(PYTHON) cannot make an environment; install its venv module (Debian: python3-venv)" >&2; exit 1; }
 	@if ls .venv/.installed-* 2>/dev/null | grep -qv -- '-$(TENSORFLOW)$$'; then \
 	  echo "removing the other build of TensorFlow"; \

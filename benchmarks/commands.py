@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -66,23 +67,27 @@ def told_in_one_line(*others: type[Exception]) -> Callable[[Callable[_Arguments,
 
 
 def kept_when_interrupted(main: Callable[_Arguments, int]) -> Callable[_Arguments, int]:
-    """Decorates a command that keeps its rows as they come: Ctrl-C and SIGTERM end it in a line, with exit code 130 or
-    143, once all that it has started is gone."""
+    """Decorates a command that keeps its rows as they come: Ctrl-C, SIGTERM and SIGHUP end it in a line, with exit
+    code 130, 143 or 129, once all that it has started is gone: who has a session of its own hears of none of them."""
     @functools.wraps(main)
     def command(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> int:
         received: int = signal.SIGINT
 
         def interrupted(number: int, frame: FrameType | None) -> None:
             nonlocal received
-            received = number
-            raise KeyboardInterrupt
+            if received == signal.SIGINT:  # the next must not strike while this one cleans up
+                received = number
+                raise KeyboardInterrupt
 
-        before = signal.signal(signal.SIGTERM, interrupted)
+        before = {number: signal.signal(number, interrupted) for number in (signal.SIGTERM, signal.SIGHUP)
+                  if signal.getsignal(number) != signal.SIG_IGN}  # under nohup nobody is to hear of it
         try:
             return main(*arguments, **named)
         except KeyboardInterrupt:
-            print("interrupted: hosts and processes are gone, rows that were done are kept", file=sys.stderr)
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                print("interrupted: hosts and processes are gone, rows that were done are kept", file=sys.stderr)
             return 128 + received
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
     return command

@@ -45,7 +45,10 @@ def cluster_faults(folder: pathlib.Path) -> Iterator[Fault]:
             for stage in stages:
                 for clients in ("one", "ranks"):
                     def strike(run: _Run, rank: int = rank, number: int = number) -> None:
-                        os.kill(run.pid(rank), number)
+                        pid = run.pid(rank)
+                        if not pid:  # 0 would be this benchmark, and all that was started with it
+                            raise TimeoutError(f"rank {rank} had ended before it was struck")
+                        os.kill(pid, number)
 
                     yield _fault(folder, f"local:{count}, --clients={clients}: {what}", stage, clients, count, strike,
                                  f"rank {rank} ", undisturbed)

@@ -137,8 +137,11 @@ class _Run:
         for table in self._cache.rglob("kernels-*.jsonl"):
             if load_times(table).damaged > (number == signal.SIGKILL):  # the line that was being written
                 return "damaged the table of kernels"
-        again = subprocess.run([sys.executable, "-m", "pase_mtf.launch", *self._flags], capture_output=True, text=True,
-                               env=self._environment, timeout=_LIMIT, check=False)
+        try:
+            again = subprocess.run([sys.executable, "-m", "pase_mtf.launch", *self._flags], capture_output=True,
+                                   text=True, env=self._environment, timeout=_LIMIT, check=False)
+        except subprocess.TimeoutExpired:
+            return f"the next run: still running after {_LIMIT:.0f} s"
         if again.returncode or "Traceback" in again.stderr or "warning" in again.stderr:
             return f"the next run: exit code {again.returncode}: {again.stderr.strip()[-300:]}"
         if left := [*half_written(self._output), *half_written(self._cache)]:

@@ -61,9 +61,8 @@ class _Runs:
 
     def start(self, output: str | pathlib.Path, *flags: str) -> subprocess.Popen[str]:
         """A run, whose lines can be read."""
-        # A shell's background jobs ignore Ctrl-C, and so would what they start.
         return subprocess.Popen(self.command(output, *flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+                                preexec_fn=_as_from_a_terminal)
 
     def resume(self, output: pathlib.Path, steps: int = 3) -> subprocess.CompletedProcess[str]:
         """A run that goes on from another, into a folder beside it."""
@@ -72,12 +71,20 @@ class _Runs:
              f"--output_dir={output}-resumed"], capture_output=True, text=True, timeout=_LIMIT, check=False)
 
 
-def _answers(process: subprocess.Popen[str]) -> None:
-    """Waits until a process catches SIGTERM: before that it is Python that is starting, and nothing of ours runs."""
+def _as_from_a_terminal() -> None:
+    """A shell's background jobs ignore Ctrl-C, and those of nohup SIGHUP; so would what they start."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _answers(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Waits until a process catches a signal: before that it is Python that is starting, and nothing of ours runs.
+    Python itself catches Ctrl-C: of that, SIGTERM tells."""
+    sign = signal.SIGTERM if number == signal.SIGINT else number
     while process.poll() is None:
         status = pathlib.Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
         caught = int(next(line for line in status.splitlines() if line.startswith("SigCgt:")).split()[1], 16)
-        if caught >> signal.SIGTERM - 1 & 1:
+        if caught >> sign - 1 & 1:
             return
 
 
@@ -91,8 +98,13 @@ def _until(process: subprocess.Popen[str], start: str) -> None:
 
 def _went_on(runs: _Runs, output: pathlib.Path) -> str:
     """What a resumed run made of an ended one: what is wrong, "" where it had the very losses that would have come."""
-    last = find_checkpoint(str(output)).step
-    done = runs.resume(output)
+    try:
+        last = find_checkpoint(str(output)).step
+        done = runs.resume(output)
+    except FormatError:  # what these faults are to find: a row, and not the end of the benchmark
+        return "no whole checkpoint was left"
+    except subprocess.TimeoutExpired:
+        return f"resumed: still running after {_LIMIT:.0f} s"
     if done.returncode:
         return f"resumed: exit code {done.returncode}"
     before, after = losses(output), losses(pathlib.Path(f"{output}-resumed"))
@@ -142,8 +154,9 @@ def _stop_while_it_writes(process: subprocess.Popen[str], output: pathlib.Path, 
 
 def _half_written(output: pathlib.Path) -> bool:
     """Whether there is a part of a checkpoint; one that is being removed was whole."""
-    return any(name.startswith(".partial-") and not name.startswith(".partial-step-")
-               for name in os.listdir(output / "checkpoint"))
+    folder = output / "checkpoint"
+    return folder.exists() and any(name.startswith(".partial-") and not name.startswith(".partial-step-")
+                                   for name in os.listdir(folder))
 
 
 def _ended(runs: _Runs, number: signal.Signals, code: int) -> Iterator[Fault]:
@@ -160,7 +173,8 @@ def _ended(runs: _Runs, number: signal.Signals, code: int) -> Iterator[Fault]:
             process.communicate()
             return Found(1, 0, f"still running after {_LIMIT:.0f} s")
         tidy = process.returncode in (code, 0 if flags else code) and "Traceback" not in err
-        if output.exists():
+        # From its first step on a run leaves what it has measured.
+        if output.exists() or name.startswith(("in training", "after the last step")):
             found = "checkpoint, summary, report; went on from there"
             whole = all((output / name).exists() for name in ("summary.json", "report.html", "checkpoint"))
             problem = _went_on(runs, output) if whole else "not all files"
@@ -170,7 +184,7 @@ def _ended(runs: _Runs, number: signal.Signals, code: int) -> Iterator[Fault]:
         return Found(1, int(tidy), f"exit code {process.returncode}, {found}")
 
     for name, wait, flags in (
-            ("as soon as its first module runs", _answers, ()),
+            ("as soon as its first module runs", lambda process: _answers(process, number), ()),
             ("after 0.5 s", lambda process: time.sleep(0.5), ()),
             ("in the search", lambda process: _until(process, "output"), ()),
             ("while lowering", lambda process: (_until(process, "predicted step"), time.sleep(0.1)), ()),
@@ -240,6 +254,7 @@ def _faults(runs: _Runs, tries: int) -> Iterator[Fault]:
     yield Fault("kill -9 while a checkpoint is written", lambda: _killed(runs, tries, writing=True))
     yield from _ended(runs, signal.SIGTERM, 143)
     yield from _ended(runs, signal.SIGINT, 130)
+    yield from _ended(runs, signal.SIGHUP, 129)
     yield from stage_faults(runs.folder, tries)
     yield Fault(f"disk full in training ({_DISK}B)", lambda: _disk_full(runs))
     yield Fault("a bit flipped in the last checkpoint", lambda: _flipped(runs, tries, both=False))

@@ -31,6 +31,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks import auto_mtf, layout_cases, layout_survey, programs
+from benchmarks.commands import kept_when_interrupted, told_in_one_line
 from benchmarks.launching import commit
 from benchmarks.layout_report import document, plot
 from pase_mtf.calibration.load import load_machine
@@ -226,6 +227,8 @@ def _names(section: str, flags: argparse.Namespace) -> list[str]:
     return wanted
 
 
+@told_in_one_line()
+@kept_when_interrupted
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and writes; returns 1 where a piece failed (the others are written all the same)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -60,6 +60,11 @@ def run(name: str, pieces: Sequence[str], machine: str, limit: float,
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
             why = f"no answer after {limit:.0f} s"
+        except BaseException:  # Ctrl-C does not reach its session, and nobody else knows its limit
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
     for line in output.decode().splitlines():
         if line.startswith("{"):
             found.update(json.loads(line))

@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for model, number in tqdm([(model, number) for model in flags.models.split(",") for number in numbers],
                               file=sys.stderr):
         results.rows[model, number] = {"model": model, "devices": number, **measure(model, number, machine)}
-    results.write()
+        results.write()  # what was measured stays where the next one is interrupted
     return 0
 
 

@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, number in tqdm([(name, number) for name in paths for number in numbers], file=sys.stderr):
         results.rows[name, number] = {"model": name, "rounds": max(1, flags.rounds),
                                       **measure(paths[name], machine, number, max(1, flags.rounds))}
-    results.write()
+        results.write()  # what was measured stays where the next one is interrupted
     return int(not all(row["optimal"] for row in results.rows.values()))
 
 

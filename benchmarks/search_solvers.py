@@ -131,10 +131,14 @@ def _table(rows: Rows, limit: float) -> tuple[str, str]:
                    for which in ("certified_cpu_seconds", "check_cpu_seconds")]
         lines.append([name, *(_cell(outcomes[solver], best) for solver in SOLVERS),
                       *("-" if _missing(outcomes) else "yes" if won else "no" for won in (first, whole)), *checked])
+    short = sum(not _missing(measured) and any("error" in measured.get(solver, {}) for solver in SOLVERS[1:])
+                for measured in rows.values())
     told = "not all solvers were there on any" if not compared else (
         f"`exact` proves first on {ahead} of {compared}"
         + (f" (on {len(lines) - compared} others not all solvers were there)" if compared < len(lines) else "")
-        + f"; where the others' models are counted too, from the network in memory to the proof, on {ahead_whole}")
+        + f"; where the others' models are counted too, from the network in memory to the proof, on {ahead_whole}"
+        # A network that is too large for a solver is no race that it has lost.
+        + f"; on {short} of these a solver was not given its network, or failed (its column says why)" * bool(short))
     return markdown.table(["network", *SOLVERS, "`exact` first", "models counted", "certified", "checked"], lines,
                           left=(0, 5, 6)), told
 
@@ -148,9 +152,10 @@ def document(results: dict[str, Any]) -> str:
     if results["solvers"]:
         table, told = _table(results["solvers"], limit)
         parts.append(
-             f"Seconds of the processor, one thread each, at most {limit:g} s. Of `exact` they are all of the search, "
-             "normal form included, with its compiled code loaded; of the others the solver alone, once it holds its "
-             "model. Random networks: layers x configurations, seed 7 of `benchmarks/search_random.py`. "
+             f"Seconds of the processor, one thread each, at most {limit:g} s and 12 GB. Models of more than 10 "
+             "million variables, or 500 million table entries, are not given to a solver. Of `exact` they are all of "
+             "the search, normal form included, with its compiled code loaded; of the others the solver alone, once it "
+             "holds its model. Random networks: layers x configurations, seed 7 of `benchmarks/search_random.py`. "
              f"So {told}. The last columns: `exact` with a certificate, and `check_certificate` of that.\n\n{table}")
     if of_models:
         table, told = _table(of_models, limit)

@@ -102,6 +102,7 @@ class History:
       unwritten: why the last checkpoint could not be written.
       note: what looked wrong and was found to be right.
       slowness: how many times what prices say the machine took for what steps run most, before the turns that count.
+      compared: whether the arms were compared, with each other and with a run before.
     """
 
     first_step: int
@@ -113,6 +114,7 @@ class History:
     unwritten: Exception | None = None
     note: str | None = None
     slowness: list[float] = dataclasses.field(default_factory=list)
+    compared: bool = False
 
     def timing(self, arm: str) -> Timing | None:
         """Statistics of the timed steps; None before the first."""
@@ -192,7 +194,7 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
         if history.interrupted:
             return history
         start += size
-        history.disagreement = check(history)
+        history.disagreement, history.compared = check(history), True
         last = history.records[arms[0].name][-1]
         history.diverged = None if math.isfinite(last.loss) else last.step
         if history.disagreement or history.diverged is not None:

@@ -47,6 +47,7 @@ def test_wheel_holds_every_file_of_the_folders(repository, wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"pase_mtf/cost/build.py", "pase_mtf/models/alexnet.py", "pase_mtf/configs/machines/h100.json"} <= expected
     assert expected - names == set()
+    assert any(name.endswith("pase_mtf-mesh-tensorflow.pth") for name in names)
     assert any(name.endswith("LICENSE") for name in names)
 
 
@@ -164,3 +165,19 @@ def test_links_of_the_documents_lead_somewhere(repository):
              for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8"))]
     assert repository / "README.md" in {page for page, _ in links}
     assert [f"{page}: {link}" for page, link in links if not (page.parent / link).exists()] == []
+
+
+def test_make_makes_an_environment_anew_that_was_interrupted(repository, tmp_path):
+    """It has a Python, and no pip yet."""
+    for file in ("Makefile", "setup.py"):
+        shutil.copy(repository / file, tmp_path)
+    half, python = tmp_path / ".venv" / "bin" / "python", tmp_path / "python"
+    half.parent.mkdir(parents=True)
+    half.write_text('#!/bin/sh\necho "No module named pip" >&2; exit 1\n')
+    python.write_text('#!/bin/sh\n[ "$1" = -c ]\n')  # the right version; its venv fails, which is told
+    for path in (half, python):
+        path.chmod(0o755)
+    result = subprocess.run(["make", "environment", f"PYTHON={python}", "TENSORFLOW=cpu"], cwd=tmp_path,
+                            capture_output=True, text=True, check=False)
+    assert f"{python} cannot make an environment" in result.stderr
+    assert not (tmp_path / ".venv").exists()

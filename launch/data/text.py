@@ -218,7 +218,8 @@ def _encode(tokenizer: Tokenizer, lines: Sequence[str]) -> Iterator[list[int]]:
 def _vocabulary(texts: Sequence[Sequence[str]], size: int) -> Tokenizer:
     """A tokenizer for these texts, learned once and kept in the user's cache directory under a hash of the texts."""
     import tokenizers  # loaded only by runs that read text
-    digest = hashlib.sha256(f"1 {tokenizers.__version__} {size}".encode())
+    # Of another number where texts are cut otherwise: a tokenizer that is kept says how it cuts them.
+    digest = hashlib.sha256(f"2 {tokenizers.__version__} {size}".encode())
     for text in texts:
         for line in text:
             digest.update(line.encode() + b"\n")

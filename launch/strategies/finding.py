@@ -188,7 +188,7 @@ def _price_alike(strategies: dict[str, Strategy], arms: Sequence[ArmName], price
                if strategy.configurations == simple and seconds[name] <= (1.0 + SIMPLE_WITHIN) * least]
     best = as_good[0] if as_good else min(seconds, key=seconds.__getitem__)
     for arm in arms:
-        if arm.method == "search" and seconds[best] < seconds.get(arm.name, 0.0):
+        if arm.method == "search" and least < seconds.get(arm.name, 0.0):
             strategies[arm.name] = prices.again(strategies[arm.name], strategies[best].configurations)
 
 

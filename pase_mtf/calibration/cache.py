@@ -82,9 +82,11 @@ def fingerprint(devices: int, kind: str = "cpu", over: Devices | None = None) ->
       over: the same devices, where they belong to several processes; None: to one.
     """
     together = over.on_one_host if over else devices
-    return {"version": VERSION, "kind": kind, "devices": devices, "processor": processor_name(), "cores": cores(),
-            "threads": operation_threads(together), "memory": memory_bytes(), "tensorflow": tensorflow_version(),
-            "build": tensorflow_build(), "onednn": uses_onednn(), "host": platform.node(),
+    # A machine's rates are those of kernels: where these are timed in another way it is measured again.
+    return {"version": f"{VERSION}.{KERNEL_VERSION}", "kind": kind, "devices": devices,
+            "processor": processor_name(), "cores": cores(), "threads": operation_threads(together),
+            "memory": memory_bytes(), "tensorflow": tensorflow_version(), "build": tensorflow_build(),
+            "onednn": uses_onednn(), "host": platform.node(),
             **({"gpus": gpu_names()[:devices]} if kind == "gpu" else {}),
             **({PROCESSES: list(over.hosts)} if over else {})}
 

@@ -21,7 +21,7 @@ in a row, whatever they take: all but the first find it in the caches.
 
 Whoever else uses the host makes everything slower for a while, never faster. So all kernels of a session are looked at
 several times over, and the best of these counts; and two kernels that stand in every session tell when it was disturbed
-for longer: then all of it is timed again, and the shorter times count. Where that lasts, it is told.
+for longer: then all of it is timed again, and the less disturbed try counts. Where that lasts, it is told.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class KernelTimer:
             progress(len(batch))
 
     def _undisturbed(self, batch: Sequence[Kernel]) -> dict[Kernel, Timing]:
-        """The times of a batch: the best of a few, where the probes among it took longer than they had before."""
+        """The times of a batch: of the calmest of a few tries, where the probes among it took longer than before."""
         found, calmest = dict[Kernel, Timing](), np.inf
         bench = _Bench(self._devices, self._shared, self.failed, self._expected, self._tiny)
         for _ in range(_TRIES):

@@ -218,8 +218,9 @@ class KernelMeter:
         calmer = {kernel: timing for kernel, timing in timings.items()
                   if (before := self.times.get(kernel)) is None
                   or self.times.slowed(timing) < self.times.slowed(before)}
-        self.times.update(calmer)
-        self._keep(calmer)
+        if calmer:  # else all that is known is what it was
+            self.times.update(calmer)
+            self._keep(calmer)
 
     def _look(self, seconds: float, progress: Callable[[int], object]) -> dict[Kernel, Timing]:
         """What the reference kernels take now that are kept, those first that tell how fast the machine is."""
@@ -239,7 +240,8 @@ class KernelMeter:
         from pase_mtf.calibration.kernels import KernelTimer  # TensorFlow takes seconds to import
         asked = time.perf_counter()
         expected = self.times.estimate if self.kind == "gpu" and len(self.times) else None
-        tiny = self.times.get(TINY)
+        # One of a disturbed moment would be found to take as long again: what is dispatched takes what it tells.
+        tiny = None if self.times.disturbed([TINY]) else self.times.get(TINY)
         best = (self.times.calm or self._telling) if compared else {}
         timer = KernelTimer(self.devices, self.kind, expected, tiny=tiny.seconds if tiny else None, best=best)
         with measuring_alone(lambda: print("kernels are timed by another run, which is waited for",

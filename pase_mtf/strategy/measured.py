@@ -103,6 +103,7 @@ class MeasuredPrices:
         self._base: tuple[int, PricedNetwork] | None = None
         self._prices = dict[bool, Callable[[Kernel], float]]()  # by whether they are bounds; of those times
         self.rounds, self._most_spent = 0, math.inf
+        self._again_seconds = math.inf  # of an arm, for what was timed while others slowed the machine
         self._begin_with: Sequence[Configuration] | None = None
         self._bounds = dict[float | None, _Bound]()  # by memory limit
 
@@ -133,7 +134,8 @@ class MeasuredPrices:
         begin = time.perf_counter()
         end = begin + seconds
         first = self._unknown(memory_limit, end) > _FIRST_TIME
-        self._most_spent = math.inf if first or later_seconds is None else self._meter.spent + later_seconds
+        self._again_seconds = math.inf if first or later_seconds is None else later_seconds
+        self._most_spent = self._meter.spent + self._again_seconds
         best, complete = self._explore(begin + (1.0 - _BY_HAND_SHARE) * seconds, memory_limit)
         # After the search: what it has not seen it estimates by what it has, and these may be far from the best.
         by_hand = self._by_hand()
@@ -183,7 +185,7 @@ class MeasuredPrices:
         self._known.look(configurations)
         end = time.perf_counter() + seconds
         self._measure([configurations], end)
-        self._measure_again([configurations], end)
+        self._measure_again([configurations], min(end, time.perf_counter() + self._again_seconds))
         priced, assignment = with_configurations(self._priced(bounds=False), configurations)
         return self._explained(price_assignment(name, priced, assignment, self._report(configurations)))
 

@@ -74,7 +74,11 @@ def measure_again(meter: KernelMeter | SavedKernels, counts: Mapping[Kernel, int
     left = end - time.perf_counter()
     if left <= 0.0:
         return 0
-    count = meter.measure_again(by_weight(meter, counts), left)
-    if count:
-        progress(f"{count} kernels that were timed while others slowed this machine are timed again")
-    return count
+    done = 0
+
+    def told(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(f"kernels that were timed while others slowed this machine: {done} are timed again")
+
+    return meter.measure_again(by_weight(meter, counts), left, told)

@@ -7,7 +7,7 @@ import pytest
 from markdown_cells import row_of, rows
 
 from benchmarks import accuracy, launching, speedup
-from benchmarks.accuracy import agreement, points
+from benchmarks.accuracy import agreement, points, together
 from benchmarks.commands import check_results
 from benchmarks.launching import losses_agree_to, replace_block, run_launcher
 from benchmarks.speedup import document, planned
@@ -272,17 +272,27 @@ def test_steps_are_measured_in_processes_of_their_own(tmp_path, cache_dir, monke
             append_times(kernels_path(4), {TINY: Timing(1e-6)}, fingerprint_of_kernels(4))
         else:
             assert load_tables(runs[-1][0].removeprefix("--machine="))[0].get(TINY) == Timing(1e-6)
-        arms = {"search": _row([99, 9, 14, 10][len(runs) - 1], 10), "expert": _row(22, 20)}
+        faster = 0.9 if len(runs) == 1 else 1.0  # what the first run takes the machine for
+        arms = {"search": _row([99, 9, 14, 10][len(runs) - 1], 10 * faster), "expert": _row(22, 20 * faster)}
         facts = {"devices": "4 virtual CPU devices on Z80", "versions": "TensorFlow 9", "machine": "local"}
-        return {"preset": "tiny", "devices": 4, "facts": facts, "arms": arms, "wall_seconds": 1.0, "search": None}
+        return {"preset": "tiny", "devices": 4, "facts": facts, "arms": arms, "wall_seconds": 1.0, "search": None,
+                "slowness": 1.5 if len(runs) == 1 else None}
 
     monkeypatch.setattr(accuracy, "run_launcher", run)
     assert accuracy.main(["--models=alexnet", "--mesh=4", "--strategies=2", f"--output={tmp_path}"]) == 0
     assert [[flag.partition("=")[0] for flag in flags] for flags in runs] == [["--prices"], *[["--machine"]] * 3]
     (kept,) = json.loads((tmp_path / "accuracy.json").read_text()).values()
-    assert kept["points"] == {"search": [10, 10.0], "expert": [20, 22.0]}
+    assert kept["points"] == {"search": [pytest.approx(9.0), 10.0], "expert": [pytest.approx(18.0), 22.0]}
     assert kept["wall_seconds"] == 4.0
-    assert "2, 3 runs" in (tmp_path / "accuracy.md").read_text()
+    assert kept["slowness"] is None  # of the first run, whose steps do not count
+    assert "2, 3 runs" in (text := (tmp_path / "accuracy.md").read_text())
+    assert "(1.50)" not in text
+
+
+def test_strategies_of_one_name_are_one_where_they_are_predicted_alike():
+    same, other = {"search": (10.0, 9.0)}, {"search": (12.0, 9.0)}
+    assert together([same, other]) == {}
+    assert together([same, {"search": (10.0, 11.0)}]) == {"search": (10.0, 10.0)}
 
 
 def test_models_whose_accuracy_was_measured_are_not_measured_again(tmp_path, monkeypatch, capsys):

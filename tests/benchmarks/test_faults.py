@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,7 +48,27 @@ def test_a_benchmark_that_was_stopped_goes_on(monkeypatch, tmp_path, capsys):
     assert "--only=kil -9" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_that_left_no_whole_checkpoint_is_a_row(tmp_path):
+    """It ended the benchmark, and the page went on telling what an earlier version had survived."""
+    (tmp_path / "run").mkdir()
+    assert faults._went_on(faults._Runs(tmp_path), tmp_path / "run") == "no whole checkpoint was left"
+
+
+@pytest.mark.parametrize(("stage", "survived"), [("in training", 0), ("in the search", 1)])
+def test_who_has_trained_and_leaves_nothing_has_not_survived(tmp_path, stage, survived):
+    ended = SimpleNamespace(stdout=iter(()), returncode=143, send_signal=lambda number: None,
+                            communicate=lambda timeout: ("", ""))
+    runs = SimpleNamespace(folder=tmp_path, start=lambda output, *flags: ended)
+    fault, = (one for one in faults._ended(runs, signal.SIGTERM, 143) if one.name == f"SIGTERM {stage}")
+    assert fault.tried().survived == survived
+
+
+def test_every_signal_that_ends_a_run_has_rows(tmp_path):
+    assert {"SIGTERM", "SIGINT", "SIGHUP"} <= {
+        fault.name.split()[0] for fault in faults._faults(faults._Runs(tmp_path), 1)}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_takes_down_what_was_started(monkeypatch, tmp_path, capsys, number, code):
     gone = []
 
@@ -60,10 +81,12 @@ def test_a_signal_takes_down_what_was_started(monkeypatch, tmp_path, capsys, num
     monkeypatch.setattr(faults, "_faults", lambda runs, tries: [Fault("kill -9", tried)])
     before = signal.getsignal(signal.SIGTERM)
     interrupts = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest-xdist's workers do not heed them
+    hung = signal.signal(signal.SIGHUP, lambda *_: pytest.fail("not taken"))  # under nohup it is not heeded
     try:
         assert faults.main([f"--output={tmp_path / 'faults.md'}"]) == code
     finally:
         signal.signal(signal.SIGINT, interrupts)
+        signal.signal(signal.SIGHUP, hung)
     assert gone == ["hosts"]
     assert signal.getsignal(signal.SIGTERM) == before
     assert "rows that were done are kept" in capsys.readouterr().err

@@ -1,6 +1,8 @@
 """The survey of all programs: what becomes of a program that hangs, what the page says, a real one."""
 
 import argparse
+import signal
+import subprocess
 
 import pytest
 from markdown_cells import row_of
@@ -131,3 +133,22 @@ def test_a_program_is_surveyed():
     assert set(found["full_8"]["parts"]) == {"building", "export", "verification"}
     assert found["tiny"]["rules"]
     assert max(found["tiny"][arm]["difference"] for arm in ("stock", "per_layer")) <= 1e-5
+
+
+def test_a_program_ends_where_the_survey_is_interrupted(monkeypatch):
+    """Ctrl-C does not reach its session, nor does anybody else know how long it may take."""
+    made = []
+
+    class Interrupted(subprocess.Popen):
+        def communicate(self, *given, **named):
+            made.append(self)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(layout_survey.subprocess, "Popen", Interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            layout_survey.run("one_name", ["tiny"], "h100", 60.0)
+        assert made[0].returncode == -signal.SIGKILL
+    finally:
+        made[0].kill()
+        made[0].wait()

@@ -68,3 +68,17 @@ def test_all_limits_and_numbers_of_devices_are_told():
         "data": "pictures", "losses": {"float32": [2.0, 1.0], "bfloat16": [2.0, 1.0]}, "apart": 0.1}}
     text = bfloat16.document({"machine": "h100", "rows": [{**row, "devices": devices} for devices in (16, 8)]})
     assert "on 8 or 16 devices of machine h100" in text
+
+
+def test_rows_stay_where_the_next_one_is_interrupted(tmp_path, monkeypatch):
+    known = iter([_ranks_row("alexnet", 2)])
+
+    def measure(*given):
+        for row in known:
+            return {arm: row[arm] for arm in ranks.ARMS}
+        raise KeyboardInterrupt
+    monkeypatch.setattr(ranks, "measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.main(["--models=alexnet", "--devices=2,4", f"--output={tmp_path}"])
+    kept, = json.loads((tmp_path / "ranks.json").read_text())["rows"]
+    assert (kept["model"], kept["devices"]) == ("alexnet", 2)

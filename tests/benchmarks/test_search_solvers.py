@@ -50,6 +50,7 @@ def test_page():
                      "optimal": False, "gap": 0.5}, {"name": "star", "error": "no memory"}]}
     text = search_solvers.document(results)
     assert "proves first on 1 of 2;" in text
+    assert "on 1 of these a solver was not given its network" in text
     results["solvers"]["two"]["toulbar2"] = {"error": "not installed; pip install pytoulbar2"}
     assert "proves first on 1 of 1 (on 1 others not all solvers were there)" in search_solvers.document(results)
     assert "from the network in memory to the proof, on 2" in text

@@ -210,3 +210,9 @@ def test_prices_are_those_that_there_are_of_a_machine(tmp_path):
         are_measured("mesured", "h100")
     with pytest.raises(UsageError, match=r"^--prices=mesured: unknown"):
         are_measured("mesured", "h100", "--prices")
+
+
+def test_machines_are_measured_again_where_kernels_are_timed_in_another_way(cache_dir, monkeypatch):
+    before = cache.cache_path(2)
+    monkeypatch.setattr(cache, "KERNEL_VERSION", cache.KERNEL_VERSION + 1)
+    assert cache.cache_path(2) != before

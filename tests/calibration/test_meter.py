@@ -13,7 +13,7 @@ from pase_mtf.calibration.cache import cache_path, fingerprint, fingerprint_of_k
 from pase_mtf.calibration.meter import KernelMeter
 from pase_mtf.errors import UsageError
 from pase_mtf.machine.kernel_file import append_times, load_times
-from pase_mtf.machine.kernels import Timing
+from pase_mtf.machine.kernels import TINY, Timing
 from pase_mtf.machine.references import PROBES, REFERENCES
 
 
@@ -227,11 +227,17 @@ def test_what_was_timed_in_a_disturbed_moment_is_timed_once_more(cache_dir, time
     assert meter.measure_again(everything) == 1
     assert asked == [MULTIPLY]  # of the others one was in calm sessions, of one nobody knows, and one is not known
     assert timing.KernelTimer.best == pytest.approx(dict(zip(PROBES, (1e-3, 1e-3), strict=True)), rel=0.01)
-    assert meter.times.updates > updates
+    assert (meter.times.updates > updates) == counts
     for found in (meter.times, KernelMeter(4).times):
         assert found.get(MULTIPLY).seconds == (2e-3 if counts else 5e-3)
     assert meter.measure_again(everything) == 0
     assert KernelMeter(4).measure_again(everything) == (0 if probed == (1e-3, 1e-3) else 1)  # the next run's
+
+
+def test_a_tiny_kernel_of_a_disturbed_moment_tells_not_how_it_is_dispatched(cache_dir, timed):
+    append_times(kernels_path(4), _SESSIONS | {TINY: Timing(9e-6, probed=(1e-3, 1.6e-3))}, fingerprint_of_kernels(4))
+    assert KernelMeter(4).measure_again([TINY]) == 1
+    assert timing.KernelTimer.tiny is None
 
 
 def test_of_few_sessions_nobody_can_tell_which_was_disturbed(cache_dir, timed):

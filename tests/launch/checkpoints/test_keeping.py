@@ -87,3 +87,13 @@ def test_one_on_the_way_that_is_left_out_is_a_line(written, capsys):
     _watched(_keeper(losses, every=2), [*losses[:2], 1.0, 1.0])
     assert written == [4]
     assert capsys.readouterr().err == "warning: no checkpoint at step 2: the loss of search is not finite there\n"
+
+
+def test_what_was_not_compared_with_the_run_before_is_not_kept(written):
+    """As it may be that of other data, after which the right ones would be refused."""
+    keeper = _keeper([1.0] * 9, first_step=5)
+    keeper.watch(Record("search", 5, 1.0, 0.1, True))
+    keeper.finish(History(5, {}))
+    assert written == []
+    keeper.finish(History(5, {}, compared=True))
+    assert written == [6]
