@@ -38,6 +38,7 @@ from pase_mtf.calibration.cache import tensorflow_version
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
+from pase_mtf.machine.kernel_file import load_times
 from pase_mtf.runtime import describe_host
 
 __all__ = ["document", "main"]
@@ -248,6 +249,26 @@ def _flipped(runs: _Runs, tries: int, *, both: bool) -> Found:
     return Found(tries, sum(count for what, count in found.items() if what.startswith(right)), told(found))
 
 
+def _two_at_once(runs: _Runs) -> Found:
+    """Two runs with everything at its default, of which neither finds any kernel times."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(runs.folder / "cache-of-two"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    processes = [subprocess.Popen(
+        runs.command(runs.folder / f"one-of-two-{number}", "--machine=local", "--steps=3", "--warmup=1",
+                     "--compare=data_parallel", "--measure_seconds=10"),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment) for number in range(2)]
+    try:
+        said = [process.communicate(timeout=_LIMIT)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    codes = [process.returncode for process in processes]
+    waited = sum("are timed by another run, which is waited for" in text for text in said)
+    damaged = sum(load_times(table).damaged for table in (runs.folder / "cache-of-two").rglob("kernels-*.jsonl"))
+    survived = codes == [0, 0] and waited >= 1 and not damaged and not any("Traceback" in text for text in said)
+    return Found(1, int(survived), f"exit codes {codes[0]} and {codes[1]}, {waited} waited for the other, "
+                 f"{damaged} lines of the table are damaged")
+
+
 def _faults(runs: _Runs, tries: int) -> Iterator[Fault]:
     """All of them, in the order of the page."""
     yield Fault("kill -9 at a random moment of training", lambda: _killed(runs, tries, writing=False))
@@ -256,6 +277,7 @@ def _faults(runs: _Runs, tries: int) -> Iterator[Fault]:
     yield from _ended(runs, signal.SIGINT, 130)
     yield from _ended(runs, signal.SIGHUP, 129)
     yield from stage_faults(runs.folder, tries)
+    yield Fault("two runs measure the machine at once", lambda: _two_at_once(runs))
     yield Fault(f"disk full in training ({_DISK}B)", lambda: _disk_full(runs))
     yield Fault("a bit flipped in the last checkpoint", lambda: _flipped(runs, tries, both=False))
     yield Fault("a bit flipped in both checkpoints", lambda: _flipped(runs, tries, both=True))

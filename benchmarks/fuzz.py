@@ -9,29 +9,25 @@ fault, which is printed with the number of its input. The tests marked slow do t
 from __future__ import annotations
 
 import argparse
-import contextlib
-import copy
-import io
 import json
 import os
 import pathlib
 import random
 import sys
 import tempfile
-import warnings
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from benchmarks.fuzz_data import DATA_TARGETS, data_targets
+from benchmarks.fuzz_inputs import Target, csv_of, json_of, lines_of, npz_of
 from benchmarks.launching import ROOT, commit
 from benchmarks.markdown import table
 from pase_mtf.calibration.cache import fingerprint_of_kernels
 from pase_mtf.cost.roofline import roofline_machine
 from pase_mtf.epochs.curve import EpochCurve
 from pase_mtf.epochs.step_times import StepTimes
-from pase_mtf.errors import PaseError
 from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph, _hash
 from pase_mtf.launch.checkpoints.checkpoint import _own_hash, find_checkpoint
@@ -57,160 +53,6 @@ from pase_mtf.strategy.strategy import Strategy
 __all__ = ["TARGETS", "Target", "document", "main"]
 
 _PAGE = ROOT / "docs" / "benchmarks" / "fuzz.md"
-_VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 7, 2 ** 31, 2 ** 63, 2 ** 64, -2 ** 63, 10 ** 30, 10 ** 400, 0.0, -0.0, 0.5, 1e-300,
-    5e-324, 1e300, 1.7e308, float("nan"), float("inf"), "", "8", "yes", "batch", "\0", "é" * 9, "x" * 10_000, [], [[]],
-    [None], [1, 2], ["batch", 8], [["batch", 8]], {}, {"a": 1}, {"": {}})
-_DTYPES = ("f2", "f4", "f8", ">f8", "g", "i1", "i4", "i8", "u8", "?", "c16", "O", "U3", "S3", "M8[s]", "m8[s]")
-
-
-class Target:
-    """One kind of input.
-
-    Attributes:
-      name: for people.
-      make: (source of randomness, number of the input) -> what is fed to `read`.
-      read: reads it and uses it; a PaseError refuses it.
-    """
-
-    def __init__(self, name: str, make: Callable[[random.Random], Any], read: Callable[[Any], object]) -> None:
-        """Takes the parts."""
-        self.name, self.make, self.read = name, make, read
-
-    def refuses(self, source: random.Random) -> bool:
-        """Whether an input is refused, as it should be, rather than taken.
-
-        Raises:
-          AssertionError: the refusal is no single line.
-          Exception: whatever else came of it.
-        """
-        made = self.make(source)
-        try:
-            with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-                warnings.simplefilter("error")
-                self.read(made)
-        except PaseError as error:
-            text = str(error)
-            if not text or "\n" in text:
-                raise AssertionError(f"no single line of use: {text[:300]!r}") from error
-            return True
-        return False
-
-
-def _value(source: random.Random) -> Any:
-    """One of `_VALUES`; what is put into it later is put into a copy."""
-    return copy.deepcopy(source.choice(_VALUES))
-
-
-def _changed(data: Any, source: random.Random) -> Any:
-    """The same with one to three places changed: another value there, nothing, or something new beside it."""
-    data = json.loads(json.dumps(data))
-    for _ in range(source.choice((1, 1, 1, 2, 3))):
-        place, keys = data, None
-        while isinstance(place, (dict, list)) and place and (keys is None or source.random() < 0.8):
-            keys = place, source.choice(list(place) if isinstance(place, dict) else range(len(place)))
-            place = place[keys[1]]
-        if keys is None:
-            return _value(source)
-        holder, key = keys
-        kind = source.randrange(6)
-        if kind == 0:
-            del holder[key]
-        elif kind == 1 and isinstance(holder, dict):
-            holder[source.choice(("surprise", "", str(key) + "s"))] = _value(source)
-        elif kind == 1:
-            holder.insert(key, _value(source))
-        elif kind == 2 and isinstance(place, (int, float)) and not isinstance(place, bool):
-            factor = source.choice((-1, 0, 2, 0.5, 1e30))
-            holder[key] = place * factor if abs(place) < 1e300 else -place
-        else:
-            holder[key] = _value(source)
-    return data
-
-
-def _damaged(raw: bytes, source: random.Random) -> bytes:
-    """The same bytes, some of them changed, missing or repeated."""
-    kind, at = source.randrange(5), source.randrange(len(raw) + 1)
-    if kind == 0:
-        return raw[:at]
-    if kind == 1:
-        return raw[:at] + bytes(source.randrange(256) for _ in range(source.randrange(1, 9))) + raw[at + 1:]
-    if kind == 2:
-        return raw[:at] + raw[at + source.randrange(1, 200):]
-    if kind == 3:
-        return raw[:at] + raw[:at]
-    extra = source.choice((b"[" * 50_000, b'{"a":' * 50_000, b"9" * 6000, b"\0", b"\xff\xfe", b"NaN"))
-    return raw[:at] + extra + raw[at:]
-
-
-def _json(data: dict[str, Any], source: random.Random, seal: Callable[[dict[str, Any]], None] | None = None) -> bytes:
-    """A file with these contents, changed; with the hash, mostly, that it then has to have."""
-    if source.random() < 0.25:
-        return _damaged(json.dumps(data).encode(), source)
-    changed = _changed(data, source)
-    if seal is not None and isinstance(changed, dict) and source.random() < 0.9:
-        with contextlib.suppress(TypeError, KeyError, AttributeError, RecursionError):
-            seal(changed)
-    return json.dumps(changed).encode()
-
-
-def _lines(text: str, source: random.Random) -> bytes:
-    """A file of lines of JSON, one of them changed; or damaged."""
-    if source.random() < 0.25:
-        return _damaged(text.encode(), source)
-    lines = text.encode().splitlines()
-    number = source.randrange(len(lines))
-    lines[number] = _json(json.loads(lines[number]), source)
-    return b"\n".join(lines)
-
-
-def _csv(text: str, source: random.Random) -> bytes:
-    """A file of rows, one to three of its values changed; or damaged."""
-    if source.random() < 0.25:
-        return _damaged(text.encode(), source)
-    rows = [line.split(",") for line in text.splitlines()]
-    for _ in range(source.randrange(1, 4)):
-        row = source.choice(rows)
-        kind, place = source.randrange(6), source.randrange(len(row) + 1)
-        if kind == 0:
-            row.insert(place, str(source.choice(_VALUES)))
-        elif kind == 1:
-            del row[place:place + 1]
-        elif kind == 2:
-            rows.append(list(row))
-        else:
-            row[place:place + 1] = [source.choice((*map(str, _VALUES[:-12]), "9" * 6000, "1e999", '"', "\0", "\r"))]
-    return "\n".join(map(",".join, rows)).encode(errors="replace")
-
-
-def _npz(members: dict[str, np.ndarray], source: random.Random) -> bytes:
-    """A network file, changed."""
-    members = dict(members)
-    for _ in range(source.choice((1, 1, 2))):
-        name = source.choice(list(members))
-        array, kind = members[name], source.randrange(6)
-        with np.errstate(all="ignore"), contextlib.suppress(ValueError, TypeError, OverflowError):
-            if kind == 0:
-                del members[name]
-            elif kind == 1:
-                members[name] = array.astype(source.choice(_DTYPES))
-            elif kind == 2:
-                members[name] = array.reshape(-1)[:source.randrange(array.size + 1)]
-            elif kind == 3:
-                members[name] = np.array(source.choice(_VALUES[:26]))
-            elif kind == 4 and array.size:
-                flat = array.copy().reshape(-1)
-                flat[source.randrange(array.size)] = source.choice(_VALUES[3:23])
-                members[name] = flat.reshape(array.shape)
-            else:
-                members[name] = np.zeros((source.choice((0, 3, 10 ** 7)), *array.shape[1:]), array.dtype)
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name, array in members.items():
-            content = io.BytesIO()
-            np.lib.format.write_array(content, np.asarray(array), allow_pickle=True)
-            archive.writestr(f"{name}.npy", content.getvalue())
-    return _damaged(buffer.getvalue(), source) if source.random() < 0.2 else buffer.getvalue()
 
 
 class _Workplace:
@@ -274,8 +116,8 @@ class _Workplace:
 
     def step_times(self, source: random.Random) -> tuple[str, bytes]:
         if source.random() < 0.5:
-            return "read.json", _json(self.data["steps"], source)
-        return "read.csv", _csv("workers,ways,seconds\n1,1,0.5\n2,1,0.6\n1,2,0.3\n", source)
+            return "read.json", json_of(self.data["steps"], source)
+        return "read.csv", csv_of("workers,ways,seconds\n1,1,0.5\n2,1,0.6\n1,2,0.3\n", source)
 
     def read_step_times(self, made: tuple[str, bytes]) -> None:
         steps = StepTimes.load(self.path(*made), None if made[0].endswith(".json") else 8)
@@ -296,14 +138,14 @@ class _Workplace:
         data = {"format": "pase_mtf.checkpoint", "version": 2, "step": 5, "graph_hash": "0" * 16, "next_loss": 1.5,
                 "files": {"model.data": {"bytes": len(content), "sha256": "0" * 64}}}
         data["sha256"] = _own_hash(data)
-        return _json(data, source, lambda changed: changed.update(sha256=_own_hash(changed)))
+        return json_of(data, source, lambda changed: changed.update(sha256=_own_hash(changed)))
 
     def read_manifest(self, raw: bytes) -> None:
         self.path("run/checkpoint/step-5/checkpoint.json", raw)
         find_checkpoint(str(self.folder / "run"))
 
     def run_config(self, source: random.Random) -> bytes:
-        return _json({"format": "pase_mtf.run", "version": 1, "options": {"model": "alexnet", "seed": 0}}, source)
+        return json_of({"format": "pase_mtf.run", "version": 1, "options": {"model": "alexnet", "seed": 0}}, source)
 
     def read_run_config(self, raw: bytes) -> None:
         self.path("resumed/config.json", raw)
@@ -314,7 +156,7 @@ class _Workplace:
                "speedup_over_data_parallel": None, "speedup_over_stock": None, "predicted_bytes": 2e9,
                "measured_bytes": None, "final_loss": 0.5, "measured_ms_quartiles": None, "measured_steps": 0,
                "same_as": None}
-        return _json(json.loads(summary_json(Summary(
+        return json_of(json.loads(summary_json(Summary(
             status="search only", model="alexnet", preset="tiny", batch=8, mesh="8", devices=8, first_step=0,
             arms={"search": row, "expert": row}, left_out={"mcmc": "why"}, disagreement=None, note=None,  # type: ignore
             search={"seconds": 0.1, "optimal": True}, nodes={"search": 9}, build_seconds={"search": 1.0},
@@ -324,7 +166,7 @@ class _Workplace:
         summary_json(read_summary(self.path("read.json", raw)))
 
     def preset(self, source: random.Random) -> bytes:
-        return _json({"preset": "tiny", "vocab": 400, "layers": 2, "learning_rate": 0.5, "dropout": 0.1}, source)
+        return json_of({"preset": "tiny", "vocab": 400, "layers": 2, "learning_rate": 0.5, "dropout": 0.1}, source)
 
     def read_preset(self, raw: bytes) -> None:
         load_config("transformer", str(self.path("read.json", raw)))
@@ -344,26 +186,27 @@ def targets(folder: pathlib.Path) -> list[Target]:
     def seal(data: dict[str, Any]) -> None:
         data["hash"] = _hash(data)
     return [
-        Target("machine", lambda source: _json(place.data["machine"], source), place.read_machine),
-        Target("strategy", lambda source: _json(place.data["strategy"], source), place.read_strategy),
-        Target("kernel times", lambda source: _json(place.data["kernels"], source), place.read_kernels),
-        Target("kernel lines", lambda source: _lines(place.kernel_lines, source), place.read_kernel_lines),
-        Target("pipeline", lambda source: _json(place.data["pipeline"], source), place.read_pipeline),
-        Target("epochs", lambda source: _csv("batch,epochs,seed,reached\n32,4.5,0,1\n64,5,0,1\n128,9,0,0\n", source),
+        Target("machine", lambda source: json_of(place.data["machine"], source), place.read_machine),
+        Target("strategy", lambda source: json_of(place.data["strategy"], source), place.read_strategy),
+        Target("kernel times", lambda source: json_of(place.data["kernels"], source), place.read_kernels),
+        Target("kernel lines", lambda source: lines_of(place.kernel_lines, source), place.read_kernel_lines),
+        Target("pipeline", lambda source: json_of(place.data["pipeline"], source), place.read_pipeline),
+        Target("epochs", lambda source: csv_of("batch,epochs,seed,reached\n32,4.5,0,1\n64,5,0,1\n128,9,0,0\n", source),
                place.read_epochs),
         Target("step times", place.step_times, place.read_step_times),
-        Target("graph", lambda source: _json(place.data["graph"], source, seal), place.read_graph),
-        Target("network", lambda source: _npz(source.choice(place.networks), source), place.read_network),
+        Target("graph", lambda source: json_of(place.data["graph"], source, seal), place.read_graph),
+        Target("network", lambda source: npz_of(source.choice(place.networks), source), place.read_network),
         Target("checkpoint", place.manifest, place.read_manifest),
         Target("run configuration", place.run_config, place.read_run_config),
         Target("summary", place.summary, place.read_summary),
         Target("preset", place.preset, place.read_preset),
+        *data_targets(folder),
         Target("mesh flag", _words, parse_mesh),
         Target("arms flags", lambda source: (_words(source), _words(source)), lambda words: parse_arms(*words))]
 
 
 TARGETS = ("machine", "strategy", "kernel times", "kernel lines", "pipeline", "epochs", "step times", "graph",
-           "network", "checkpoint", "run configuration", "summary", "preset", "mesh flag", "arms flags")
+           "network", "checkpoint", "run configuration", "summary", "preset", *DATA_TARGETS, "mesh flag", "arms flags")
 """The names of `targets`, for those who need them before there is a folder."""
 
 

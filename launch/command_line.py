@@ -71,8 +71,8 @@ def _flag_values() -> flags.FlagValues:
          "through ours), expert, search, zero (with --sharded_updates: data parallelism in which every device updates "
          "a part of the weights), stock_data_parallel, pipeline (stages of layers on groups of devices), mcmc and "
          "mcmc_expert (FlexFlow's search from data parallelism and from the expert strategy), auto_mtf (Mesh-TF's own "
-         "layout optimiser), random:N, changed:N (the searched strategy with some layers as in a random one), strategy "
-         "files, or none.")
+         "layout optimiser), random:N, changed:N (the searched strategy with some layers as in a random one), within:N "
+         "(the fastest within N limits on memory), strategy files, or none.")
     text("machine", "Where the search's numbers come from: local (measured here, then cached), a name of "
          "configs/machines, or a file: of a machine, or of kernel times (python -m pase_mtf.calibration --save).")
     text("prices", "How the machine at hand is priced: measured (the kernels of the strategies themselves, timed when "

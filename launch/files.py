@@ -211,10 +211,10 @@ class RunFiles:
 
 
 def _step_of(line: str) -> float:
-    """The step that a line of metrics.jsonl is of; one that a kill cut off is of none that was."""
+    """The step that a line of metrics.jsonl is of; one that a kill cut off, or that tells none, is of none that was."""
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return math.inf
 
 

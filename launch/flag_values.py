@@ -19,17 +19,17 @@ __all__ = ["ARM_NAMES", "BY_BATCH", "PIPELINE", "STOCK", "ArmName", "MeshFlag", 
 STOCK = "stock_data_parallel"
 PIPELINE = "pipeline"
 _TRAINED = ("data_parallel", "zero", "expert", "search", PIPELINE)
-ARM_NAMES = (*_TRAINED, STOCK, "mcmc", "mcmc_expert", "auto_mtf", "random:N", "changed:N")
+ARM_NAMES = (*_TRAINED, STOCK, "mcmc", "mcmc_expert", "auto_mtf", "random:N", "changed:N", "within:N")
 
 BY_BATCH = ("stock", "data_parallel", "zero")
 """Methods that give every device as many examples of a (micro)batch: data parallelism, whoever lowers or updates it."""
 
-_RANDOM = ("random", "changed")
-_MAX_RANDOM = 64
+_COUNTED = ("random", "changed", "within")
+_MAX_COUNTED = 64
 _COMPARED = ("mcmc", "mcmc_expert", "auto_mtf")
 """Compared with, never trained on their own: other people's searches."""
 _BY_NAME = (*_TRAINED, *_COMPARED)
-_ORDER = ("stock", *_BY_NAME, "file", *_RANDOM)
+_ORDER = ("stock", *_BY_NAME, "file", *_COUNTED)
 
 _REMEDY = "give a number of devices (--mesh=8) or a mesh shape (--mesh='rows:2;cols:4')"
 
@@ -97,9 +97,11 @@ class ArmName:
     Attributes:
       name: in tables and files.
       method: "stock", "data_parallel", "zero", "expert", "search", "pipeline", "mcmc", "mcmc_expert", "auto_mtf",
-        "random", "changed" (the best strategy with some layers changed at random) or "file".
-      argument: number of the random strategy, path of the file of a strategy or pipeline, or the devices of data
-        parallelism (with sharded updates or without) or of an expert that leaves others idle.
+        "random", "changed" (the best strategy with some layers changed at random), "within" (the fastest within a
+        limit on memory) or "file".
+      argument: number of the random strategy, number of the limit and of how many ("0/4"), path of the file of a
+        strategy or pipeline, or the devices of data parallelism (with sharded updates or without) or of an expert that
+        leaves others idle.
     """
 
     name: str
@@ -119,7 +121,7 @@ def parse_arms(strategy: str, compare: str) -> tuple[ArmName, ...]:
       UsageError: a name that is no arm.
     """
     main = _parse_arm(strategy, "--strategy")
-    if len(main) != 1 or main[0].method in ("stock", *_RANDOM, *_COMPARED):
+    if len(main) != 1 or main[0].method in ("stock", *_COUNTED, *_COMPARED):
         raise UsageError(f"--strategy={strategy}: choose one of {', '.join(reversed(_TRAINED))}, or a "
                          "strategy file")
     arms = {arm.name: arm for arm in main}
@@ -165,7 +167,7 @@ def fitting_arms(arms: tuple[ArmName, ...], batch: int, devices: int) -> tuple[A
 def _name_of_file(path: str) -> str:
     """What an arm is called that a file holds: as the file, but never as an arm that is found, nor like one."""
     stem = _as_text(os.path.splitext(os.path.basename(path))[0] or path)
-    found = any(stem == name or stem.startswith(f"{name}_") for name in (*_BY_NAME, STOCK, *_RANDOM))
+    found = any(stem == name or stem.startswith(f"{name}_") for name in (*_BY_NAME, STOCK, *_COUNTED))
     return f"file_{stem}" if found else stem
 
 
@@ -176,11 +178,12 @@ def _as_text(path: str) -> str:
 
 def _parse_arm(item: str, flag: str) -> list[ArmName]:
     method, _, count = item.partition(":")
-    if method in _RANDOM and flag == "--compare":
-        if not re.fullmatch("[0-9]{1,9}", count) or not 1 <= int(count) <= _MAX_RANDOM:
+    if method in _COUNTED and flag == "--compare":
+        if not re.fullmatch("[0-9]{1,9}", count) or not 1 <= int(count) <= _MAX_COUNTED:
             raise UsageError(f"{flag}={item}: say how many {method} strategies, as in {method}:3 "
-                             f"(at most {_MAX_RANDOM})")
-        return [ArmName(f"{method}_{number}", method, str(number)) for number in range(int(count))]
+                             f"(at most {_MAX_COUNTED})")
+        of = f"/{int(count)}" if method == "within" else ""  # where a limit lies depends on how many there are
+        return [ArmName(f"{method}_{number}", method, f"{number}{of}") for number in range(int(count))]
     if item in _BY_NAME:
         return [ArmName(item, item)]
     if item == STOCK:

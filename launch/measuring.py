@@ -6,8 +6,9 @@
   python -m pase_mtf.calibration --list                                         what is kept
 
 Of every program the cheapest strategy is searched and measured until it consists of measured kernels, then data
-parallelism and the expert's strategy. What is measured is kept at once: interrupted, the same command goes on where it
-was. A search with --machine=mine.json, or machine="mine.json" of find_strategy, prices by these kernels anywhere.
+parallelism, the expert's strategy and, with --sharded_updates, zero. What is measured is kept at once: interrupted, the
+same command goes on where it was. A search with --machine=mine.json, or machine="mine.json" of find_strategy, prices by
+these kernels anywhere.
 
 Exit codes: 0 done; 2 bad usage; 3 no feasible strategy; 4 out of memory; 130 (Ctrl-C), 143 (SIGTERM), 129 (SIGHUP)
 and 141 (nobody reads the output) interrupted.
@@ -46,6 +47,7 @@ from pase_mtf.machine.kernel_table import check_target, save_tables
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import Timing
 from pase_mtf.machine.references import REFERENCES
+from pase_mtf.runtime import MAX_DEVICES
 
 if TYPE_CHECKING:
     from pase_mtf.calibration.meter import KernelMeter
@@ -59,7 +61,7 @@ __all__ = ["main", "parse"]
 
 _MOST_SECONDS = 1e7
 _REFERENCE_SECONDS = 10.0  # that they have in any case; of eight devices they take one or two
-_OF_MODELS = ("preset", "batch", "optimizer")
+_OF_MODELS = ("preset", "batch", "optimizer", "dtype", "microbatches", "recompute", "sharded_updates")
 _OF_MEASURING = (*_OF_MODELS, "seconds", "prove", "recalibrate")
 """Flags that count where something is measured."""
 
@@ -71,7 +73,7 @@ class Request:
     Attributes:
       models, graphs: names of models, and functions that build a graph, as they were written.
       meshes: for how many devices each; empty: none was named.
-      preset, batch, optimizer: of the models, as of the launcher.
+      program: what is said of the models' programs, by the names of the launcher's flags (`_OF_MODELS`).
       seconds: how long all of it may take.
       prove: measure until the cheapest strategies are proven to be.
       recalibrate: measure again what is kept.
@@ -82,9 +84,7 @@ class Request:
     models: tuple[str, ...]
     graphs: tuple[str, ...]
     meshes: tuple[MeshFlag, ...]
-    preset: str | None
-    batch: int | None
-    optimizer: str | None
+    program: Mapping[str, Any]
     seconds: float
     prove: bool
     recalibrate: bool
@@ -97,12 +97,14 @@ class Request:
         Raises:
           PaseError: as the launcher does.
         """
-        given = {name: value for name in ("preset", "batch", "optimizer") if (value := getattr(self, name)) is not None}
         found = []
         for mesh in self.meshes:
             for model in self.models:
-                options = Options(model=model, mesh=mesh.text, devices="cpu", prices="measured", **given)
+                options = Options(model=model, mesh=mesh.text, devices="cpu", prices="measured", **self.program)
                 options.check_values()
+                for name, value in (("microbatches", options.microbatch_count), ("recompute", options.recomputed)):
+                    if value is None:  # a run chooses by its memory, of which nothing is known here
+                        raise UsageError(f"--{name}=auto: is for a run; give what it chose")
                 found.append(resolve(options))
         return found
 
@@ -116,6 +118,13 @@ def _flag_values() -> flags.FlagValues:
     flags.DEFINE_string("preset", None, "Sizes of the models, as of the launcher.", flag_values=values)
     flags.DEFINE_integer("batch", None, "Examples per step; default: the preset's.", flag_values=values)
     flags.DEFINE_string("optimizer", None, "As of the launcher; default: the preset's.", flag_values=values)
+    flags.DEFINE_string("dtype", None, "Of activations, as of the launcher; default: the preset's.", flag_values=values)
+    flags.DEFINE_string("microbatches", None, "In how many pieces a batch is computed, as of the launcher.",
+                        flag_values=values)
+    flags.DEFINE_string("recompute", None, "Which blocks are computed again: none, all, or names separated by commas.",
+                        flag_values=values)
+    flags.DEFINE_boolean("sharded_updates", False, "Updates as layers of their own, as of the launcher.",
+                         flag_values=values)
     flags.DEFINE_float("seconds", None, "How long all of it may take, but that the reference kernels of every number "
                        f"of devices, by which others are estimated, have {_REFERENCE_SECONDS:.0f}; default: until it "
                        "is done. What is not measured then is the next run's.", flag_values=values)
@@ -154,19 +163,25 @@ def parse(arguments: Sequence[str]) -> Request:
     check_not_empty("--save", chosen["save"], "name a file")
     _check_axes(chosen["mesh"] or [])
     texts = chosen["mesh"] or (["8"] if named or graphs else [])
-    request = Request(named, graphs, tuple(map(parse_mesh, dict.fromkeys(texts))), chosen["preset"], chosen["batch"],
-                      chosen["optimizer"], math.inf if seconds is None else seconds, chosen["prove"],
-                      chosen["recalibrate"], chosen["save"], chosen["list"])
+    program = {name: chosen[name] for name in _OF_MODELS if _is_said(chosen[name])}
+    request = Request(named, graphs, tuple(map(parse_mesh, dict.fromkeys(texts))), program,
+                      math.inf if seconds is None else seconds, chosen["prove"], chosen["recalibrate"], chosen["save"],
+                      chosen["list"])
     if not (named or graphs or request.save or request.listing):
         raise UsageError("nothing to measure; name --model or --graph, or say --list or --save (--help lists the "
                          "flags)")
     for name in () if named or graphs else _OF_MEASURING:
-        if chosen[name] not in (None, False):
+        if _is_said(chosen[name]):
             raise UsageError(f"--{name}: names nothing to measure; add --model or --graph")
     for name in () if named else _OF_MODELS:
-        if chosen[name] is not None:
+        if _is_said(chosen[name]):
             raise UsageError(f"--{name} is of models, and a --graph is built as it is; add --model, or leave it out")
     return request
+
+
+def _is_said(value: object) -> bool:
+    """Whether a flag was given: 0 is, a switch that is off says nothing."""
+    return value is not None and value is not False
 
 
 def _check_axes(meshes: Sequence[str]) -> None:
@@ -183,7 +198,8 @@ def run(request: Request, interrupts: Interrupts) -> int:
     Raises:
       PaseError: what a user can cause.
     """
-    read = [("--preset", request.preset), *(("--graph", graph.rpartition(":")[0]) for graph in request.graphs)]
+    read = [("--preset", request.program.get("preset")),
+            *(("--graph", graph.rpartition(":")[0]) for graph in request.graphs)]
     check_outputs({"--save": request.save}, read, may_replace=lambda path: True)  # or refused by `check_target`
     if request.save is not None:
         check_target(request.save, fingerprint_of_kernels(1))
@@ -308,15 +324,15 @@ def _fill(prices: MeasuredPrices, graph: ComputationGraph, mesh: MeshFlag, left:
           tell: Telling) -> Iterator[str]:
     """Measures what strategies of a program run; what that showed, a line per strategy."""
     # They load numba.
-    from pase_mtf.strategy.experts import data_parallel, expert, expert_axes
+    from pase_mtf.strategy.experts import BY_HAND, by_hand, expert_axes
     from pase_mtf.strategy.kernels_text import untraced_text
     found = prices.find(seconds=left(), prove=prove)
     yield _line("search", found)
-    for name, by_hand in (("data_parallel", lambda: data_parallel(graph, mesh.devices)),
-                          ("expert", lambda: expert(graph, mesh.devices, expert_axes(graph, mesh.axes)))):
+    for name in BY_HAND:
         try:
-            configurations = by_hand()
-        except InfeasibleError:
+            configurations = by_hand(graph, mesh.devices, name,
+                                     expert_axes(graph, mesh.axes) if name == "expert" else None)
+        except InfeasibleError:  # as zero is where updates are no layers
             continue
         yield _line(name, prices.evaluate(configurations, name, seconds=left()))
     if note := untraced_text(found.search):
@@ -343,7 +359,7 @@ def _kept(request: Request) -> list[tuple[str, KernelTimes]]:
 
 def _of_today(times: KernelTimes) -> bool:
     devices, kind = times.on.get("devices"), times.on.get("kind")
-    return (type(devices) is int and devices > 0 and kind == "cpu"
+    return (type(devices) is int and 0 < devices <= MAX_DEVICES and kind == "cpu"
             and times.on == fingerprint_of_kernels(devices, kind))
 
 

@@ -151,3 +151,14 @@ def test_an_import_within_a_function_needs_its_reason(repository, tmp_path):
                     "    io.open(os)\n\n    # Likewise.\n    from a import (\n        b)\n"
                     "    import c\n", encoding="utf-8")
     assert [problem.partition(": ")[0] for problem in lint._unexplained(file)] == ["file.py:5"]
+
+
+def test_the_checker_of_certificates_shares_no_code_with_the_searches(files):
+    checker = {"pase_mtf.search.certificate", *(name for name in files if name.startswith("pase_mtf.search.checked_"))}
+    claims = {f"pase_mtf.{name}" for name in ("errors", "search.compiled", "search.network", "search.proof",
+                                              "search.registry")}  # the last: Solution, the claim itself
+    assert len(checker) == 5
+    for name in checker:
+        found = {node.module for node in ast.walk(ast.parse(files[name].read_text(encoding="utf-8")))
+                 if isinstance(node, ast.ImportFrom) and str(node.module).startswith("pase_mtf")}
+        assert found <= checker | claims, name

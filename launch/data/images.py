@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
+import math
 import os
 import struct
 import zlib
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["image_source", "read_idx"]
 
+_MOST_COMPRESSED = 1032
+"""Times that deflate makes anything smaller, at most."""
 _LABEL_FILES = ("labels.txt", "labels.csv")
 _IDX_NAMES = ("train-images-idx3-ubyte", "train-images.idx3-ubyte", "train-images-idx4-ubyte")
 # How many files of a folder have their header read before the training starts; the others are checked when used.
@@ -82,7 +86,7 @@ def read_idx(path: str) -> np.ndarray:
         with open(path, "rb") as file:
             raw = file.read()
         if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
+            raw = _unpacked(raw)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or f"damaged gzip data ({error})"
         raise DataError(f"cannot read {path}: {reason}; fetch the file again") from error
@@ -91,13 +95,32 @@ def read_idx(path: str) -> np.ndarray:
     if len(raw) < 4 or raw[:3] != b"\0\0\x08" or not 1 <= raw[3] <= 4:
         raise DataError(f"{path}: starts with 0x{raw[:4].hex()}, an IDX file of bytes with 0x00000801 to 0x00000804; "
                         "give an IDX file")
-    header = 4 + 4 * raw[3]
-    shape = struct.unpack(f">{raw[3]}I", raw[4:header]) if len(raw) >= header else ()
-    expected = header + int(np.prod(shape, dtype=object))
-    if not shape or len(raw) != expected:
-        raise DataError(f"{path}: {len(raw):,} bytes, its header promises {expected if shape else header:,}; it is "
-                        f"{'truncated' if not shape or len(raw) < expected else 'damaged'}, fetch it again")
+    header, shape = 4 + 4 * raw[3], _shape(raw)
+    expected = header + math.prod(shape) if shape else header
+    if not shape or len(raw) < expected:
+        raise DataError(f"{path}: {len(raw):,} bytes, its header promises {expected:,}; it is truncated, fetch it "
+                        "again")
+    if len(raw) > expected:  # how many more, nobody has unpacked
+        raise DataError(f"{path}: more than the {expected:,} bytes that its header promises; it is damaged, fetch it "
+                        "again")
     return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
+
+
+def _shape(raw: bytes) -> tuple[int, ...]:
+    """The sizes that the header of an IDX file of bytes tells; none where there is no whole one."""
+    count = raw[3] if len(raw) > 3 and raw[:3] == b"\0\0\x08" else 0
+    return struct.unpack(f">{count}I", raw[4:4 + 4 * count]) if 1 <= count <= 4 and len(raw) >= 4 + 4 * count else ()
+
+
+def _unpacked(raw: bytes) -> bytes:
+    """What a gzip file holds, up to a byte more than its header promises: one of a megabyte may unpack to a thousand.
+    That byte, or the end in its place, also lets gzip look at its checksum."""
+    with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
+        start = file.read(20)  # the longest header
+        if not (shape := _shape(start)):
+            return start
+        left = 4 + 4 * len(shape) + math.prod(shape) + 1 - len(start)
+        return start + file.read(max(0, min(left, _MOST_COMPRESSED * len(raw))))
 
 
 def _idx_source(images_path: str, labels_path: str, config: ImageConfig) -> Source:

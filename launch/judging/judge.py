@@ -183,8 +183,8 @@ def _metrics(path: str, arm: str) -> dict[int, float]:
                     entry = json.loads(line)
                     if entry["arm"] == arm:
                         found[int(entry["step"])] = float(entry["loss"])
-                except (ValueError, KeyError, TypeError):
-                    continue  # cut off by a kill
+                except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                    continue  # cut off by a kill, or changed
     except OSError:
         pass  # then there is only what the checkpoint tells
     return found

@@ -50,6 +50,8 @@ MAIN_SHARE = 2 / 3
 _LATER_SHARE = 1 / 30
 """Of the time for measuring, that a search takes in later runs of a program: who trains again wants to train."""
 
+_OF_BEST = ("changed", "within")
+"""Arms that are made of the best strategy, or of its prices."""
 _PROPOSALS, _MCMC_SECONDS = 10_000, 20.0
 """What a chain on simulated steps may use: the first ends it for small graphs, always with the same strategy."""
 
@@ -216,11 +218,10 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
         return prices.improve(begin, "mcmc", seconds=seconds, seed=seed)
     if prices is not None:
         end = time.monotonic() + seconds
-        configurations = _find(arm, plan, graph, machine, None, 0.0).configurations if arm.method != "changed" else (
-            changed_configurations(prices.find(seconds=seconds, later_seconds=_LATER_SHARE * seconds).configurations,
-                                   random_configurations(graph, mesh.devices, int(arm.argument), seed),
-                                   int(arm.argument), seed))
-        # Of the same share as the search for what is changed.
+        configurations = (
+            _of_best(arm, prices.find(seconds=seconds, later_seconds=_LATER_SHARE * seconds), graph, seed)
+            if arm.method in _OF_BEST else _find(arm, plan, graph, machine, None, 0.0).configurations)
+        # Of the same share as the search for what it is made of.
         return prices.evaluate(configurations, arm.method if arm.method == "expert" and not arm.argument else arm.name,
                                seconds=share_of(end, 1.0))
     find = functools.partial(find_strategy, graph, mesh.devices, machine)
@@ -244,13 +245,21 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
             return find(method="mcmc", mesh=axes, start_from=start, seed=seed, **budget)
         case "random":
             return given(random_configurations(graph, mesh.devices, int(arm.argument), seed))
-        case "changed":
-            number = int(arm.argument)
-            other = random_configurations(graph, mesh.devices, number, seed)
-            return given(changed_configurations(find(method="exact").configurations, other, number, seed))
+        case "changed" | "within":
+            return given(_of_best(arm, find(method="exact"), graph, seed))
         case "auto_mtf":
             return given(_auto_mtf(plan, graph))
     return _load(arm.argument, plan, graph, machine)
+
+
+def _of_best(arm: ArmName, best: Strategy, graph: ComputationGraph, seed: int) -> tuple[Configuration, ...]:
+    """What an arm of `_OF_BEST` makes of the best strategy."""
+    if arm.method == "within":
+        number, count = map(int, arm.argument.split("/"))
+        return best.frontier_configurations(count + 1)[number]  # the last one is the best itself
+    number = int(arm.argument)
+    other = random_configurations(graph, best.devices, number, seed)
+    return changed_configurations(best.configurations, other, number, seed)
 
 
 def _start_of(arm: ArmName, plan: Plan, graph: ComputationGraph) -> tuple[str, Sequence[tuple[str, int]] | None]:

@@ -201,10 +201,11 @@ class GraphSearch:
         except InfeasibleError:
             return None
 
-    def dims_of_size(self, size: Callable[[str], int]) -> list[str]:
-        """Names of the dims that have one size only, the one that is given for their name."""
-        return [name for name, sizes in self._legality.sizes.items()
-                if not name.startswith("_") and set(sizes) == {size(name)}]
+    def dims_of_size(self, size: Callable[[str], int], *, alone: bool = True) -> list[str]:
+        """Names of the dims that have the size which is given for their name, as their only one, or (not `alone`) among
+        others."""
+        return [name for name, sizes in self._legality.sizes.items() if not name.startswith("_")
+                and (set(sizes) == {size(name)} if alone else size(name) in sizes)]
 
     def sizes(self) -> LayoutReport:
         """Of the search, for people."""

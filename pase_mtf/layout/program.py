@@ -148,7 +148,8 @@ class Program:
         mesh_shape, rules = (self._defaults.get(name) for name in _ARGUMENTS)
         if isinstance(mesh_shape, (str, mtf.Shape)) and isinstance(rules, (str, mtf.LayoutRules)) and mesh_shape:
             with contextlib.suppress(UsageError):
-                return parse_layout((mesh_shape, rules))
+                # Rules of a whole project name axes of other meshes, too, of which Mesh-TF takes no notice.
+                return parse_layout((mesh_shape, rules), foreign=True)
         return None
 
     def own_layout(self, first: BuiltGraph) -> tuple[MeshShape, dict[str, str]] | None:

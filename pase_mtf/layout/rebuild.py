@@ -348,10 +348,12 @@ def _blocks_over_axes(search: GraphSearch, first: BuiltGraph, request: Request) 
     """
     if first.reads is None:
         return []
-    units = search.dims_of_size(first.reads.parts)
+    units = set(search.dims_of_size(first.reads.parts))
     looked_at = {about for kind, about in first.reads.answers if kind in ("axis", "parts")}
     everything = ("text", "layout") in first.reads.answers
-    dims = [dim for dim in units if everything or dim in looked_at]
+    # Beside its whole size, too: beam search has the vocabulary in as many parts as it is split.
+    dims = [dim for dim in search.dims_of_size(first.reads.parts, alone=False)
+            if dim in looked_at or (everything and dim in units)]
     meshes = [request.mesh] if request.mesh else [
         MeshShape((("rows", rows), ("cols", request.devices // rows))) if rows < request.devices
         else MeshShape((("rows", rows),)) for rows in range(2, request.devices + 1) if request.devices % rows == 0]

@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from pase_mtf.compat import mtf
@@ -96,15 +96,26 @@ def parse_mesh_shape(text: GivenShape) -> MeshShape:
     return MeshShape(tuple(axes))
 
 
-def parse_rules(text: str | Mapping[str, str], mesh: MeshShape) -> dict[str, str]:
+def parse_rules(text: str | Mapping[str, str], mesh: MeshShape, *, foreign: bool = False) -> dict[str, str]:
     """Reads layout rules such as "batch:rows;d_ff:cols".
+
+    Args:
+      text: the rules.
+      mesh: whose axes they are.
+      foreign: leave out rules for axes that the mesh does not have, as Mesh-TF does.
 
     Raises:
       UsageError: they do not parse, map one dim to two axes of the mesh, or to an axis that it does not have.
     """
     pairs = list(text.items()) if isinstance(text, Mapping) else _pairs(str(text), "layout rules")
+    return _rules_of(pairs, mesh, foreign)
+
+
+def _rules_of(pairs: Iterable[tuple[str, str]], mesh: MeshShape, foreign: bool) -> dict[str, str]:
     rules: dict[str, str] = {}
     for dim, axis in pairs:
+        if foreign and axis not in mesh.names:
+            continue
         if axis not in mesh.names:
             raise UsageError(f"layout rule {dim}:{axis}: the mesh {mesh} has no axis {axis!r}; "
                              f"use {', '.join(mesh.names) or 'a mesh with axes'}")
@@ -133,8 +144,12 @@ def mesh_and_devices(mesh_shape: GivenShape | None, devices: int | None) -> tupl
     return mesh, devices
 
 
-def parse_layout(entry: GivenLayout) -> tuple[MeshShape, dict[str, str]]:
+def parse_layout(entry: GivenLayout, *, foreign: bool = False) -> tuple[MeshShape, dict[str, str]]:
     """Mesh shape and layout rules in one string (sizes are numbers, axes are not), or a pair of the two.
+
+    Args:
+      entry: the layout.
+      foreign: of a pair, leave out rules for axes that the mesh does not have.
 
     Raises:
       UsageError: it does not parse.
@@ -146,9 +161,9 @@ def parse_layout(entry: GivenLayout) -> tuple[MeshShape, dict[str, str]]:
         return mesh, parse_rules(";".join(part for part in pairs if part not in sizes), mesh)
     shape, rules = entry
     mesh = parse_mesh_shape(shape)
-    if isinstance(rules, mtf.LayoutRules):  # they may mention axes that this mesh does not have
-        rules = {dim: axis for dim, axis in sorted(rules._pairs) if axis in mesh.names}
-    return mesh, parse_rules(rules, mesh)
+    if isinstance(rules, mtf.LayoutRules):  # they may mention axes that this mesh does not have, and a dim twice
+        return mesh, _rules_of(sorted(rules._pairs), mesh, foreign=True)
+    return mesh, parse_rules(rules, mesh, foreign=foreign)
 
 
 def rules_text(rules: Mapping[str, str]) -> str:

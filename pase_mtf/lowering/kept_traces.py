@@ -12,7 +12,6 @@ import sqlite3
 import threading
 from collections.abc import Hashable
 
-from pase_mtf.errors import FormatError
 from pase_mtf.lowering.traces import Trace
 from pase_mtf.operations.lowering_key import lasting_text
 
@@ -20,6 +19,8 @@ __all__ = ["KeptTraces"]
 
 _MOST = 100_000
 """Traces that a file holds; the oldest ones go."""
+_SEAL = 16
+"""Characters of the digest that a trace begins with."""
 _PATIENCE = 1.0
 """Seconds that another process may write."""
 
@@ -52,6 +53,7 @@ class KeptTraces:
 
     def _open(self) -> None:
         file = sqlite3.connect(self._path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
+        file.text_factory = bytes  # one text that is none any more is no error of the whole file
         try:
             file.execute("PRAGMA synchronous = OFF")  # what a crash of the computer takes is found out again
             file.execute("CREATE TABLE IF NOT EXISTS traces (key TEXT PRIMARY KEY, trace TEXT NOT NULL)")
@@ -79,12 +81,13 @@ class KeptTraces:
             return None
         try:
             row = self._run("SELECT trace FROM traces WHERE key = ?", name)
-            return Trace.from_json(json.loads(row[0])) if row else None
         except sqlite3.Error as error:
             self._give_up(error)
-        except (ValueError, FormatError):
-            pass  # another tool wrote it; it is found out again
-        return None
+            return None
+        found = row[0] if row else None
+        if not isinstance(found, bytes) or found != _sealed(name, found[_SEAL:]):
+            return None  # somebody changed it; it is found out again
+        return Trace.from_json(json.loads(found[_SEAL:]))
 
     def keep(self, key: Hashable, trace: Trace) -> None:
         """Keeps what an operation becomes, where that is the same in every process."""
@@ -92,15 +95,16 @@ class KeptTraces:
         if name is None or self._file is None or not trace.lasting:
             return
         try:
-            self._run("INSERT OR REPLACE INTO traces VALUES (?, ?)", name,
-                      json.dumps(trace.to_json(), separators=(",", ":")))
+            text = json.dumps(trace.to_json(), separators=(",", ":")).encode()
+            self._run("INSERT OR REPLACE INTO traces VALUES (?, ?)", name, _sealed(name, text).decode())
         except sqlite3.Error as error:
             self._give_up(error)
 
-    def _run(self, statement: str, *values: str) -> tuple[str, ...] | None:
+    def _run(self, statement: str, *values: str) -> tuple[object, ...] | None:
         """The first row of what a statement finds; None where nothing is kept any more, too."""
         with self._alone:
-            return self._file.execute(statement, values).fetchone() if self._file else None
+            found: tuple[object, ...] | None = self._file.execute(statement, values).fetchone() if self._file else None
+            return found
 
     def _give_up(self, error: sqlite3.Error) -> None:
         """Keeps nothing any more; the next process begins anew what is damaged."""
@@ -112,6 +116,12 @@ class KeptTraces:
     def _name(self, key: Hashable) -> str | None:
         text = lasting_text(key)
         return text and hashlib.blake2b(f"{self._code} {text}".encode(), digest_size=16).hexdigest()
+
+
+def _sealed(name: str, text: bytes) -> bytes:
+    """A trace behind a digest of its name and itself: SQLite does not tell what a bad disk or another tool has changed,
+    and another digit would be priced."""
+    return hashlib.blake2b(name.encode() + text, digest_size=_SEAL // 2).hexdigest().encode() + text
 
 
 def _is_damage(error: sqlite3.Error) -> bool:

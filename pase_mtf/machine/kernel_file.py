@@ -94,9 +94,9 @@ def begun(path: str | os.PathLike[str]) -> float | None:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             found = json.loads(file.readline(_MOST_LINE)).get("begun")
-    except (OSError, ValueError, RecursionError, AttributeError):
+        return float(found) if isinstance(found, (int, float)) else None
+    except (OSError, ValueError, RecursionError, AttributeError, OverflowError):
         return None
-    return float(found) if isinstance(found, (int, float)) else None
 
 
 def append_times(path: str | os.PathLike[str], timings: Mapping[Kernel, Timing],

@@ -26,7 +26,9 @@ KINDS = ("matmul", "convolution", "pointwise", "reduction", "gather")
 NARROW = {"matmul": "matmul bfloat16", "batched matmul": "matmul bfloat16", "convolution": "convolution bfloat16",
           "filter gradient": "convolution bfloat16"}
 """Kinds that multiply -> the name of their rate for numbers of two bytes."""
-_RATED = (*KINDS, "batched matmul", "filter gradient", "copy", *dict.fromkeys(NARROW.values()))
+_SINGLE = {kind: f"{kind} float32" for kind in ("matmul", "convolution")}
+"""Kinds -> the name of their rate in float32 where TensorFlow is told to leave TF32 alone."""
+_RATED = (*KINDS, "batched matmul", "filter gradient", "copy", *dict.fromkeys(NARROW.values()), *_SINGLE.values())
 # Far beyond what there is, and far from what cannot be added up: times and rates of any machine lie between.
 _LEAST, _MOST = 1e-3, 1e30
 
@@ -41,7 +43,8 @@ class Machine:
         there may be a rate for "batched matmul" (many small matrix products in one operation), for "filter gradient"
         (of a convolution) and, in elements/s, for "copy" (slicing a tensor and concatenating it, where devices share
         memory). Those of "matmul" and "convolution" are of float32 as TensorFlow computes it, in TF32 where the device
-        has that; for products of numbers of two bytes there may be rates of their own (`NARROW`).
+        has that; without it they may have rates of their own (`without_tf32`), and so may products of numbers of two
+        bytes (`NARROW`).
       memory_bandwidth: bytes/s read and written, per device (all together where they share cores).
       memory_bytes: what one device can hold.
       overhead: seconds that every operation costs on every device, however small (kernel launch, graph node).
@@ -91,6 +94,18 @@ class Machine:
     def nodes(self) -> tuple[int, ...]:
         """How many devices each link joins but the outermost, which joins all."""
         return tuple(link.devices for link in self.links[:-1])
+
+    def without_tf32(self) -> Machine:
+        """The same where float32 is multiplied as such (`enable_tensor_float_32_execution(False)` of TensorFlow).
+
+        Raises:
+          UsageError: it may have TF32, and nobody says how fast it is without.
+        """
+        found = {kind: self.rates[name] for kind, name in _SINGLE.items() if name in self.rates}
+        if len(found) < len(_SINGLE) and any(name in self.rates for name in NARROW.values()):
+            raise UsageError(f"machine {self.name!r}: has no rates of {' and '.join(_SINGLE.values())}; add them to "
+                             "its file, or take a data sheet that has them")
+        return dataclasses.replace(self, rates={**self.rates, **found})
 
     def with_overhead(self, seconds: np.ndarray | float, nodes: np.ndarray | float = 1.0) -> np.ndarray:
         """Seconds of some nodes of a graph on one device, of those that they compute or move for."""

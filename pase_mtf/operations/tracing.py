@@ -28,6 +28,8 @@ search that tries what fits."""
 # Neither compute nor move anything: they are there, or pass on their input.
 _STILL = frozenset({"Const", "Placeholder", "Identity", "NoOp", "StopGradient"})
 _VIEWS = frozenset({"Reshape", "ExpandDims", "Squeeze", "Shape", "ShapeN"})
+# What they run stands in another graph, or once for all iterations.
+_LOOPS = frozenset({"While", "StatelessWhile", "LoopCond"})
 # Elementwise, and broadcast a tensor of fewer dims over the other.
 _BROADCASTING = frozenset({
     "Add", "AddV2", "Sub", "Mul", "MulNoNan", "Div", "DivNoNan", "RealDiv", "FloorDiv", "Maximum", "Minimum", "Pow",
@@ -156,6 +158,9 @@ def _trace(function: Callable, operation: mtf.SlicewiseOperation, gradients: Seq
             results = [tf.convert_to_tensor(x) for x in tf.gradients(outputs, inputs, dys) if x is not None]
             forward = set(made)
             made = [node for node in graph.get_operations() if node not in forward]
+        if (loop := next((node.name for node in graph.get_operations() if node.type in _LOOPS), None)) is not None:
+            raise ValueError(f"{loop} is a loop, and nobody knows what it computes; register_operation(..., flops=...) "
+                             "tells of an operation of your own")
         run = [node for node in made if node.type not in _STILL]
         moving = [node for node in run if node.type not in _VIEWS]
         traffic = sum(_bytes([*node.inputs, *node.outputs]) for node in moving)

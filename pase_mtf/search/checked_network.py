@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from pase_mtf.errors import PaseError
-from pase_mtf.search.arrays import read_only
 from pase_mtf.search.checked_bounds import HUGE, MOST, FlatNetwork, SmallTables, add_down, add_table
 from pase_mtf.search.network import CostNetwork
 
@@ -64,7 +63,7 @@ class Table:
         room = np.empty((max(1, min(len(rows), _BAND // max(1, width))), width))
         for top in range(0, len(rows), len(room)):
             some = rows[top:top + len(room)]
-            yield some, read_only(self._added(room[:len(some)], some, None))
+            yield some, _read_only(self._added(room[:len(some)], some, None))
 
     def whole(self) -> np.ndarray:
         """float64 [groups of side 0, groups of side 1]: all entries."""
@@ -193,13 +192,13 @@ def _laid_out(first: np.ndarray, unary: np.ndarray, sides: _Sides, matrices: lis
                     raise CertificateError("parallel edges too large to be added up; nothing is proven of them")
                 for matrix, *_, flip in edges:
                     if flip and matrix not in transposed:
-                        transposed[matrix] = read_only(np.ascontiguousarray(matrices[matrix].T))
+                        transposed[matrix] = _read_only(np.ascontiguousarray(matrices[matrix].T))
                 tables.append(_table([(transposed if edge[3] else matrices)[edge[0]] for edge in edges], rows, across))
                 kinds[kind] = rows_at, columns_at, len(tables) - 1
         columns.append((*ends, *kinds[kind][:2], *tables[kinds[kind][2]].shape, kinds[kind][2]))
     found = np.array(columns, np.int64).reshape(-1, 7).T.copy()
     slots = np.cumsum([0, *found[4:6].T.ravel().tolist()])
-    first = read_only(first)  # it may be that; what is compiled differs
+    first = _read_only(first)  # it may be that; what is compiled differs
     return CheckedNetwork(FlatNetwork(
         first, unary, found[:2], np.concatenate(sides.groups), found[2:4],
         np.stack([slots[::2], np.append(slots[1::2], slots[-1])]), found[4:6]), tables, _small(tables, found[6]))
@@ -214,7 +213,7 @@ def _small(tables: list[Table], kinds: np.ndarray) -> SmallTables:
         if small:
             parts.append(table.whole().ravel())
             end += table.size
-    return SmallTables(kinds, np.array(places, np.int64), read_only(np.concatenate(parts)))
+    return SmallTables(kinds, np.array(places, np.int64), _read_only(np.concatenate(parts)))
 
 
 def _table(matrices: list[np.ndarray], rows: np.ndarray, columns: np.ndarray) -> Table:
@@ -223,3 +222,10 @@ def _table(matrices: list[np.ndarray], rows: np.ndarray, columns: np.ndarray) ->
     return Table((rows.shape[1], columns.shape[1]), [
         (matrix, down.astype(np.uint64), np.zeros(0, np.uint64) if np.array_equal(across, as_they_are)
          else across.astype(np.uint64)) for matrix, down, across in zip(matrices, rows, columns, strict=True)])
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """A view that cannot be written to. The searches have one like it: the checker takes no code of theirs."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -384,3 +384,15 @@ def test_synthetic_data_says_so_and_can_be_learned():
     assert dictionary[PADDING] == PADDING
     assert dictionary[END] == END
     assert 50 < len(dictionary) <= TEXT.vocab
+
+
+def test_an_idx_file_is_unpacked_as_far_as_its_header_promises(tmp_path):
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(WHOLE + bytes(1 << 26), mtime=0))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="it is damaged"):
+            read_idx(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()

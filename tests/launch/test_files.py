@@ -195,3 +195,15 @@ def test_a_pipeline_has_a_heading_of_its_own(monkeypatch):
     chosen = {"search": object(), "memory": piped, "Memory": piped, "pipeline": piped}
     notes = run_files._notes(None, None, None, chosen, history, {}, SimpleNamespace(text=lambda: "fitted"))
     assert notes == {"Memory": "fitted", "Pipeline memory": "stages", "Pipeline Memory": "stages", "Pipeline": "stages"}
+
+
+@pytest.mark.parametrize("line", ['{"step": 1e999}', "[" * 100_000], ids=["infinite", "nested"])
+def test_going_on_drops_lines_that_tell_no_step(tmp_path, line):
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    with RunFiles(str(tmp_path / "run")) as files:
+        files.metric(Record("search", 1, 0.5, 0.02, True))
+    with open(metrics, "a") as file:
+        file.write(line + "\n")
+    with RunFiles(str(tmp_path / "run"), goes_on_at=2) as files:
+        files.go_on("{}")
+    assert [json.loads(kept)["step"] for kept in metrics.read_text().splitlines()] == [1]

@@ -49,6 +49,7 @@ def _names(strategy, compare):
     ("data_parallel", "data_parallel", ["data_parallel", "stock_data_parallel"]),
     ("expert", "random:2,search", ["expert", "search", "random_0", "random_1"]),
     ("search", "changed:2,random:1", ["search", "random_0", "changed_0", "changed_1"]),
+    ("search", "within:2,random:1", ["search", "random_0", "within_0", "within_1"]),
     ("search", "stock_data_parallel", ["search", "stock_data_parallel"]),
     ("search", "mcmc_expert,expert,mcmc", ["search", "expert", "mcmc", "mcmc_expert"]),
     ("search", "auto_mtf,mcmc", ["search", "mcmc", "auto_mtf"]),
@@ -70,6 +71,7 @@ def test_reads_arms(strategy, compare, expected):
     ("search", "random:0", "random:3"), ("search", "changed:65", "changed:3"), ("changed:1", "none", "known"),
     ("search", "random:x", "random:3"), ("search", "random:²", "random:3"),
     ("search", "random:" + "9" * 5000, "random:3"), ("search", "random", "random:3"),
+    ("search", "within:0", "within:3"), ("within:1", "none", "known"),
 ])
 def test_offers_the_nearest_arm(strategy, compare, offered):
     with pytest.raises(UsageError, match=offered):

@@ -311,6 +311,13 @@ def test_programs_of_ones_own(cache_dir, timed_kernels, tmp_path, capsys):
     assert "has no 'no_graph'" in capsys.readouterr().err
 
 
+def test_measures_the_program_that_a_run_with_such_flags_has(cache_dir, timed_kernels, preset, capsys):
+    flags = ["--dtype=bfloat16", "--microbatches=2", "--sharded_updates"]
+    assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", *flags]) == 0
+    assert "alexnet on 2 devices: zero " in capsys.readouterr().out
+    assert any(block.dtype == "bfloat16" for kernel in timed_kernels for block in kernel.inputs)
+
+
 @pytest.mark.parametrize(("flags", "says"), [
     ([], "nothing to measure"), (["--model=alexnett"], "did you mean 'alexnet'?"), (["--modle=alexnet"], "model"),
     (["--model=alexnet", "--mesh=0"], "fewer than one device"), (["--model=alexnet", "--seconds=-1"], "--seconds=-1"),
@@ -319,6 +326,9 @@ def test_programs_of_ones_own(cache_dir, timed_kernels, tmp_path, capsys):
     (["--list", "--mesh=5", "--prove"], "--prove: names nothing to measure"),
     (["--save=mine.json", "--batch=7"], "--batch: names nothing to measure"),
     (["--graph=no.py:build", "--preset=tiny"], "--preset is of models"),
+    (["--graph=no.py:build", "--sharded_updates"], "--sharded_updates is of models"),
+    (["--model=alexnet", "--recompute=auto"], "--recompute=auto: is for a run; give what it chose"),
+    (["--model=alexnet", "--microbatches=auto"], "--microbatches=auto: is for a run; give what it chose"),
     (["--model=alexnet", "--preset=tinny"], "did you mean 'tiny'?"), (["more"], "'more' is no flag"),
     (["--model=alexnet", "--batch=0"], "must be at least 1"), (["--graph=nonsense"], "not module:function"),
     (["--model=alexnet", "--noprove=1"], "--noprove=1 does not take an argument"),
@@ -371,3 +381,11 @@ def test_the_command(capsys):
     assert launcher.main(["--help"]) == main(["--help"]) == 0
     ends = " ".join(capsys.readouterr().out.rpartition("Exit codes: ")[2].partition("\n\n")[0].split())
     assert "4 out of memory; 130 (Ctrl-C), 143 (SIGTERM), 129 (SIGHUP) and 141 (nobody reads the output)" in ends
+
+
+def test_a_table_of_devices_without_end_is_not_of_today(cache_dir, capsys):
+    path = kernels_path(2).with_name("kernels-cpu-9-x.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text('{"on": {"devices": 1' + "0" * 400 + ', "kind": "cpu"}}\n')
+    assert main(["--list"]) == 0
+    assert "not read here" in capsys.readouterr().out

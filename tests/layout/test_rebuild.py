@@ -353,3 +353,19 @@ def test_after_so_many_candidates_the_gap_is_told():
 def test_rules_to_compare_with_that_name_no_dim_are_told():
     found = find_layout(lambda mesh_shape, layout: dense(), 4, machine=FLAT, compare=["all:4;batch:all;hiden:all"])
     assert any("'hiden' is no dim of the graph; did you mean 'hidden'" in note for note in found.notes)
+
+
+def test_a_dim_that_is_there_in_its_parts_beside_its_whole_size_is_split():
+    """Beam search finds the best words of every part of the vocabulary first."""
+    def build_graph(mesh_shape, layout):
+        vocab = mtf.Dimension("vocab", 4096)
+        parts = mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, vocab)
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        batch, io = mtf.Dimension("batch", 3), mtf.Dimension("io", 7)  # neither divides
+        x = mtf.import_tf_tensor(mesh, tf.ones([3, 7]), [batch, io])
+        logits = mtf.einsum([x, mtf.get_variable(mesh, "w", [io, vocab])], [batch, vocab])
+        minor = mtf.Dimension("minor", vocab.size // parts)
+        each = mtf.reshape(logits, [batch, mtf.Dimension("vocab", parts), minor])
+        return mesh.graph, [mtf.reduce_sum(mtf.reduce_max(each, reduced_dim=minor))]
+    found = find_layout(build_graph, 4, machine=FLAT)
+    assert "vocab:" in found.layout_rules

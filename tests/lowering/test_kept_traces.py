@@ -310,3 +310,18 @@ def test_keys_as_text_are_those_of_any_process():
     assert lasting_text(frozenset({"b", "a"})) == lasting_text(frozenset({"a", "b"})) == "{'a','b'}"
     assert [lasting_text(key) for key in (object(), lambda: 1, ("a", _KERNEL.__class__, object()), _one_function)] == [
         None] * 4
+
+
+@pytest.mark.parametrize("changed", [
+    "replace(trace, '[2,3]', '[2,7]')", "replace(trace, '[2,3]', '[2,1e999]')", "CAST(X'FF' || trace AS TEXT)",
+    "replace(hex(zeroblob(50000)), '0', '[')"], ids=["digit", "infinite", "no text", "nested"])
+def test_a_trace_that_was_changed_is_found_out_again(path, changed):
+    kept = KeptTraces(path, "one")
+    kept.keep(("key",), _TRACE)
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE traces SET trace = " + changed)
+    file.close()
+    assert kept.get(("key",)) is None
+    kept.keep(("key",), _TRACE)
+    assert kept.get(("key",)) == _TRACE
+    kept.close()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pase_mtf.errors import FormatError, UsageError
-from pase_mtf.machine.kernel_file import append_times, line_of, load_times
+from pase_mtf.machine.kernel_file import append_times, begun, line_of, load_times
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import Block, Kernel, Timing, send_kernel, sum_kernel
 from pase_mtf.machine.references import REFERENCES
@@ -234,3 +234,9 @@ def test_file_that_cannot_be_written(tmp_path):
 def test_no_kernel():
     with pytest.raises(FormatError, match="no kernel"):
         Kernel.from_json({"operation": "Mul", "inputs": [["float32"]], "outputs": []})
+
+
+@pytest.mark.parametrize("told", ["1" + "0" * 400, '"now"', "null"])
+def test_a_file_may_tell_anything_of_when_it_was_begun(tmp_path, told):
+    (tmp_path / "kernels.jsonl").write_text(f'{{"on": {{}}, "begun": {told}}}\n')
+    assert begun(tmp_path / "kernels.jsonl") is None

@@ -166,3 +166,16 @@ def test_numbers_of_numpy_are_saved(tmp_path):
                        links=(Link(8, np.float32(2 ** 33), 1e-5),))
     machine.save(tmp_path / "machine.json")
     assert Machine.load(tmp_path / "machine.json") == machine
+
+
+@pytest.mark.parametrize("name", ["a100", "h100", "h200"])
+def test_products_in_float32_where_tf32_is_left_out(name):
+    machine = Machine.load(name).without_tf32()
+    assert machine.rates["matmul"] == machine.rates["convolution"] == machine.rates["pointwise"]
+    assert machine.rates["matmul bfloat16"] == Machine.load(name).rates["matmul bfloat16"]
+
+
+def test_tf32_that_cannot_be_left_out():
+    with pytest.raises(UsageError, match="no rates of matmul float32"):
+        Machine.load("h100_measured").without_tf32()
+    assert Machine.load("1080ti").without_tf32() == Machine.load("1080ti")

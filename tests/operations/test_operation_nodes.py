@@ -229,3 +229,11 @@ def test_what_a_gradient_is_done_with_before_gradients_come():
             z = mtf.slicewise(function, [x, y], shape, tf.float32, [])
             gradient = mtf.ops.GenericGradOperation(z.operation, [dz])
             assert made_early(gradient, [False, False, False, True], {}) == MadeEarly(nbytes, still_read)
+
+
+def test_a_function_with_a_loop_is_told_to_be_costed_as_one_pass(x):
+    def turned(x):
+        return tf.while_loop(lambda i, _: i < 9, lambda i, s: (i + 1, tf.matmul(s, tf.ones([8, 8]))),
+                             (tf.constant(0), x))[1]
+    with pytest.warns(UserWarning, match=r"cannot be traced .*loop"):
+        assert nodes_of(_slicewise(turned, x).operation) == Nodes()

@@ -176,3 +176,12 @@ def test_losses_after_the_checkpoint_may_be_those_of_other_data(tmp_path):
         assert judge.losses_before(dataclasses.replace(
             plan, checkpoint=dataclasses.replace(info, next_loss=next_loss),
             earlier={"strategy": "search", "data": data})) == expected
+
+
+@pytest.mark.parametrize("line", ['{"arm": "search", "step": 1e999, "loss": 1.0}', "[" * 100_000,
+                                  '{"arm": "search", "step": 4, "loss": 1' + "0" * 400 + "}"],
+                         ids=["infinite", "nested", "digits"])
+def test_lines_of_metrics_that_tell_no_loss_are_passed_over(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{line}\n{{"arm": "search", "step": 3, "loss": 2.0}}\n')
+    assert judge._metrics(str(path), "search") == {3: 2.0}

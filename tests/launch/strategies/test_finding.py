@@ -187,3 +187,18 @@ def test_a_strategy_for_another_program_is_told_so(tmp_path):
     smaller = resolve(dataclasses.replace(options, batch=4))
     with pytest.raises(MismatchError, match=r"made for rnnlm.* search again for this one"):
         finding._load(path, smaller, export_with_program(smaller)[0], Machine.load("h100"))
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_the_fastest_within_limits_are_arms(by_kernels):
+    plan = resolve(Options(model="rnnlm", preset="tiny", mesh="4", devices="cpu", machine="1080ti", compare="within:3"))
+    graph, program = exported(plan)
+    machine = dataclasses.replace(Machine.load("1080ti"), shared_cores=True)
+    prices = MeasuredPrices(graph, kernels_of(program, graph), PretendedMeter()) if by_kernels else None
+    found = find_strategies(plan, graph, machine, prices, 60.0)
+    assert list(found.strategies) == ["search", "within_0", "within_1", "within_2"]
+    if not by_kernels:  # by these all are searched; kernels are still measured after the limits were set
+        points = find_strategy(graph, 4, machine).memory_frontier(4)
+        assert points[0].memory < points[-1].memory
+        for number, point in enumerate(points[:-1]):
+            assert found.strategies[f"within_{number}"].memory_bytes <= point.memory_limit * (1 + 1e-9)

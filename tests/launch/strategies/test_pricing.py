@@ -121,7 +121,7 @@ def test_all_arms_share_the_seconds_for_measuring(monkeypatch, compare, expected
         def evaluate(self, configurations, name, *, seconds):
             given.append(seconds)
             now[0] += seconds
-            return types.SimpleNamespace(memory_bytes=0.0, configurations=graph.layers, seconds=1.0)
+            return types.SimpleNamespace(memory_bytes=0.0, configurations=graph.layers, seconds=1.0, devices=8)
 
         def again(self, strategy):
             return strategy
