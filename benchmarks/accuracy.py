@@ -168,8 +168,9 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
         "# Predicted against measured step time", "",
         "Every model under data parallelism, the expert's, the searched and random strategies, and (“changed”) the",
         "best with a tenth to nine tenths of its layers as in a random one; the search takes what is predicted to be",
-        "the fastest, without trial steps (`--notrial`). Of rows with several runs the median of these counts, each",
-        "in a process of its own, as where its memory lies makes a strategy several hundredths faster or slower.",
+        "the fastest, without trial steps (`--notrial`). Of rows with several runs the median of these counts: a host",
+        "that others use, too, becomes faster or slower by a tenth and more within minutes, and strategies meet that",
+        "by chance.",
         "Error: of the predicted against the measured time of a step; bias: the median of predicted ÷ measured, less",
         "one; best missed by: how much longer the step of the strategy that is predicted to be the fastest took than",
         "the fastest. At the speed of the run: the error of the predictions times how much longer kernels took while",
@@ -247,9 +248,9 @@ def _measured(name: str, devices: int, flags: argparse.Namespace, folder: str) -
     """What is kept of runs of the launcher: of the first with so many strategies that differ, of none such, of that
     with the most of them. Of what measuring took, that of the first run, which finds the kernels unknown.
 
-    Where the memory of a process lies makes the steps of one strategy several hundredths longer or shorter than in the
-    next process. So with prices by kernels those of the first run are kept in a file, and other runs predict by that
-    and measure all strategies again.
+    A host that others use, too, is faster or slower by a tenth and more within minutes, and the turns of one strategy
+    meet that by chance. So with prices by kernels those of the first run are kept in a file, and other runs predict by
+    that and measure all strategies again, some minutes later each.
     """
     data_flags, _ = prepare_data(name, folder)
 
