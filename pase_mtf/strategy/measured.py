@@ -103,7 +103,7 @@ class MeasuredPrices:
         self._base: tuple[int, PricedNetwork] | None = None
         self._prices = dict[bool, Callable[[Kernel], float]]()  # by whether they are bounds; of those times
         self.rounds, self._most_spent = 0, math.inf
-        self._again_seconds = math.inf  # of an arm, for what was timed while others slowed the machine
+        self._again_seconds = math.inf  # that are left for what was timed while others slowed the machine
         self._begin_with: Sequence[Configuration] | None = None
         self._bounds = dict[float | None, _Bound]()  # by memory limit
 
@@ -185,7 +185,7 @@ class MeasuredPrices:
         self._known.look(configurations)
         end = time.perf_counter() + seconds
         self._measure([configurations], end)
-        self._measure_again([configurations], min(end, time.perf_counter() + self._again_seconds))
+        self._measure_again([configurations], end)
         priced, assignment = with_configurations(self._priced(bounds=False), configurations)
         return self._explained(price_assignment(name, priced, assignment, self._report(configurations)))
 
@@ -423,8 +423,10 @@ class MeasuredPrices:
         counts = dict[Kernel, int]()
         for configurations in strategies:
             counts |= self._known.kernels(configurations)
-        measure_again(self._meter, counts, min(end, time.perf_counter() + self._most_spent - self._meter.spent),
-                      self._progress)
+        begin = time.perf_counter()
+        left = min(self._again_seconds, self._most_spent - self._meter.spent)
+        measure_again(self._meter, counts, min(end, begin + left), self._progress)
+        self._again_seconds -= time.perf_counter() - begin  # later runs want the answer at once, with however many arms
 
     def _by_hand(self) -> list[tuple[Configuration, ...]]:
         """What people write by hand, looked at: what a search finds among estimates may turn out to cost more."""

@@ -123,6 +123,26 @@ def test_a_later_run_does_not_measure_for_as_long_as_the_first(graph):
         assert told.search["lower_bound"] <= told.seconds
 
 
+def test_what_was_disturbed_is_timed_again_for_as_long_as_a_later_search_may(graph, monkeypatch):
+    """All arms of a run together: who trains again wants to train."""
+    now, given, meter = [0.0], [], PretendedMeter()
+    monkeypatch.setattr("pase_mtf.strategy.measured.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("pase_mtf.strategy.measuring.time.perf_counter", lambda: now[0])
+    MeasuredPrices(graph, _Source(graph), meter).find()
+
+    def again(kernels, seconds=math.inf, progress=None):
+        given.append(seconds)
+        now[0] += 0.3
+        return 0
+
+    meter.measure_again = again
+    prices = MeasuredPrices(graph, _Source(graph), meter)
+    found = prices.find(seconds=1e9, later_seconds=0.5)
+    for _ in range(2):
+        prices.evaluate(found.configurations, "again", seconds=1e9)
+    assert given == pytest.approx([0.5, 0.2])
+
+
 @pytest.mark.parametrize(("prove", "expected"), [(False, 0), (True, 1)])
 def test_to_prove_takes_no_longer_than_to_find(graph, monkeypatch, prove, expected):
     """However many seconds there are, unless a proof is what was asked for; and it says how far it is."""
