@@ -125,3 +125,11 @@ def test_the_memory_page_tells_of_all_that_holds_more_than_predicted(repository)
     row["again"]["search"][1]["measured"] *= 1.25
     page = memory.document(results)
     assert f"{row['model']}, {row['devices']} devices, search, computed again (25.0 % more) did not." in page
+
+
+def test_pages_name_all_that_their_benchmarks_try(repository, tmp_path):
+    told = _read(repository / "docs" / "benchmarks" / "faults.json")
+    assert {fault.name for fault in faults._faults(faults._Runs(tmp_path), 20)} <= {
+        *told["faults"], *(row["fault"] for row in told["rows"])}
+    rows = _read(repository / "docs" / "benchmarks" / "fuzz.json")["rows"]
+    assert [row[0] for row in rows] == list(fuzz.TARGETS)
