@@ -334,7 +334,7 @@ def test_more_microbatches_are_advised_where_they_may_fit(needed, helps):
     assert find._falls_to(needed, 11.0) == helps
 
 
-@pytest.mark.parametrize("stages", [2, None])
+@pytest.mark.parametrize("stages", [2, pytest.param(None, marks=pytest.mark.slow)])
 def test_what_every_pipeline_needs_at_least_is_told_where_none_fits(graph, stages, monkeypatch):
     """And that is no more than any holds, and not far from it."""
     def refused(limit):
