@@ -408,10 +408,7 @@ class MeasuredPrices:
 
     def _measure(self, strategies: Sequence[Sequence[Configuration]], end: float) -> int:
         """Measures what is missing of some strategies, what matters most first."""
-        counts = dict[Kernel, int]()
-        for configurations in strategies:
-            counts |= self._known.kernels(configurations)
-        missing = missing_of(self._meter, counts)
+        missing = missing_of(self._meter, self._counts(strategies))
         end = min(end, time.perf_counter() + self._most_spent - self._meter.spent)
         if not missing or time.perf_counter() >= end:
             return 0
@@ -420,13 +417,17 @@ class MeasuredPrices:
 
     def _measure_again(self, strategies: Sequence[Sequence[Configuration]], end: float) -> None:
         """Measures what of some strategies was timed while others slowed the machine, what matters most first."""
+        begin = time.perf_counter()
+        left = min(self._again_seconds, self._most_spent - self._meter.spent)
+        measure_again(self._meter, self._counts(strategies), min(end, begin + left), self._progress)
+        self._again_seconds -= time.perf_counter() - begin  # later runs want the answer at once, with however many arms
+
+    def _counts(self, strategies: Sequence[Sequence[Configuration]]) -> dict[Kernel, int]:
+        """The kernels of strategies that were looked at, and how often the last that runs one does."""
         counts = dict[Kernel, int]()
         for configurations in strategies:
             counts |= self._known.kernels(configurations)
-        begin = time.perf_counter()
-        left = min(self._again_seconds, self._most_spent - self._meter.spent)
-        measure_again(self._meter, counts, min(end, begin + left), self._progress)
-        self._again_seconds -= time.perf_counter() - begin  # later runs want the answer at once, with however many arms
+        return counts
 
     def _by_hand(self) -> list[tuple[Configuration, ...]]:
         """What people write by hand, looked at: what a search finds among estimates may turn out to cost more."""

@@ -9,7 +9,7 @@ from pase_mtf.calibration.meter import KernelMeter
 from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.machine.kernels import Kernel
 
-__all__ = ["by_weight", "measure", "measure_again", "missing_of"]
+__all__ = ["measure", "measure_again", "missing_of"]
 
 
 def missing_of(meter: KernelMeter | SavedKernels, counts: Mapping[Kernel, int]) -> list[Kernel]:
@@ -19,10 +19,10 @@ def missing_of(meter: KernelMeter | SavedKernels, counts: Mapping[Kernel, int]) 
       meter: what is measured.
       counts: how often a step runs each kernel.
     """
-    return meter.missing(by_weight(meter, counts))
+    return meter.missing(_by_weight(meter, counts))
 
 
-def by_weight(meter: KernelMeter | SavedKernels, counts: Mapping[Kernel, int]) -> list[Kernel]:
+def _by_weight(meter: KernelMeter | SavedKernels, counts: Mapping[Kernel, int]) -> list[Kernel]:
     """Kernels, what is estimated to matter most first (`missing_of`)."""
     price = meter.times.estimate
     return sorted(counts, key=lambda kernel: -counts[kernel] * price(kernel))
@@ -81,4 +81,4 @@ def measure_again(meter: KernelMeter | SavedKernels, counts: Mapping[Kernel, int
         done += count
         progress(f"kernels that were timed while others slowed this machine: {done} are timed again")
 
-    return meter.measure_again(by_weight(meter, counts), left, told)
+    return meter.measure_again(_by_weight(meter, counts), left, told)

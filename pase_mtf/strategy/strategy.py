@@ -250,7 +250,14 @@ class Strategy:
         return frontier_of(self._need_prices(), points, time_limit)
 
     def frontier_configurations(self, points: int = 8) -> tuple[tuple[Configuration, ...], ...]:
-        """The strategies of `memory_frontier`, a configuration per layer each, from the lowest limit to the highest."""
+        """The strategies of `memory_frontier`, a configuration per layer each, from the lowest limit to the highest.
+
+        Args:
+          points: how many limits.
+
+        Raises:
+          UsageError, InfeasibleError: of `memory_frontier`.
+        """
         choices = self._need_prices().configurations
         return tuple(tuple(layer[index] for layer, index in zip(choices, point.solution.assignment, strict=True))
                      for point in self.memory_frontier(points))

@@ -135,6 +135,25 @@ def test_all_arms_share_the_seconds_for_measuring(monkeypatch, compare, expected
     assert given == pytest.approx(expected)
 
 
+class _Fixed:
+    """Prices that are known beforehand, of a search that finds what it is told to."""
+
+    def __init__(self, found, seconds):
+        self._found, self._seconds = found, seconds
+
+    def find(self, **_):
+        return self.evaluate(self._found, "search")
+
+    def evaluate(self, configurations, name, **_):
+        return types.SimpleNamespace(memory_bytes=0.0, configurations=tuple(configurations), name=name)
+
+    def again(self, strategy, configurations=None):
+        return self.evaluate(configurations or strategy.configurations, strategy.name)
+
+    def wary_seconds(self, configurations):
+        return self._seconds[configurations]
+
+
 @pytest.mark.parametrize(("strategy", "compare"), [
     ("search", "data_parallel,expert"), ("data_parallel", "search,expert"), ("expert", "data_parallel,search"),
     ("data_parallel", "expert")])
@@ -146,21 +165,8 @@ def test_the_search_takes_what_turned_out_to_be_cheaper(strategy, compare):
     costs = {at_first: 3.0, by_hand["data_parallel"]: 2.0, by_hand["expert"]: 1.0}
     assert len(costs) == 3
 
-    class Prices:
-        def find(self, **_):
-            return self.evaluate(at_first, "search")
-
-        def evaluate(self, configurations, name, **_):
-            return types.SimpleNamespace(memory_bytes=0.0, configurations=tuple(configurations), name=name)
-
-        def again(self, strategy, configurations=None):
-            return self.evaluate(configurations or strategy.configurations, strategy.name)
-
-        def wary_seconds(self, configurations):
-            return costs[configurations]
-
     plan = resolve(Options(model="alexnet", devices="cpu", prices="measured", strategy=strategy, compare=compare))
-    found = find_strategies(plan, graph, Machine.load("h100"), Prices()).strategies
+    found = find_strategies(plan, graph, Machine.load("h100"), _Fixed(at_first, costs)).strategies
     assert {name: costs[strategy.configurations] for name, strategy in found.items()} == {
         name: {"data_parallel": 2.0}.get(name, 1.0) for name in (strategy, *compare.split(","))}
     assert [strategy.name for strategy in found.values()] == list(found)
@@ -177,21 +183,8 @@ def test_data_parallelism_that_is_hardly_behind_is_taken(first, costs, compare, 
              "found": tuple(reversed(expert(graph, 8)))}
     seconds = {found[name]: cost for name, cost in costs.items()}
 
-    class Prices:
-        def find(self, **_):
-            return self.evaluate(found[first], "search")
-
-        def evaluate(self, configurations, name, **_):
-            return types.SimpleNamespace(memory_bytes=0.0, configurations=tuple(configurations), name=name)
-
-        def again(self, strategy, configurations=None):
-            return self.evaluate(configurations or strategy.configurations, strategy.name)
-
-        def wary_seconds(self, configurations):
-            return seconds[configurations]
-
     plan = resolve(Options(model="alexnet", devices="cpu", prices="measured", strategy="search", compare=compare))
-    chosen = find_strategies(plan, graph, Machine.load("h100"), Prices()).strategies
+    chosen = find_strategies(plan, graph, Machine.load("h100"), _Fixed(found[first], seconds)).strategies
     assert seconds[chosen["search"].configurations] == taken
     assert seconds[chosen["expert"].configurations] == 1.0
 
