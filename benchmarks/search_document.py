@@ -18,6 +18,7 @@ __all__ = ["comparison", "document", "limits"]
 Rows = dict[str, dict[str, Any]]
 
 _START = 0.5
+_EXPORT = 15.0
 _SEARCH_64, _BUILD_1024, _DENSE, _DEEP, _DEEP_BYTES, _VARIATION = 0.05, 1.0, 2.0, 20.0, 1e9, 5.0
 _MEMORY_GAP = 0.01
 # Proofs of optimality may differ by rounding where costs are not whole numbers.
@@ -77,6 +78,11 @@ def limits(results: dict[str, Rows]) -> list[tuple[str, str, str, str, bool]]:
             f"{seconds_text(row['build_seconds'])}, search {seconds_text(row['search_seconds'])}) and "
             f"{_bytes_text(row['peak_bytes'])}", [row],
             row["process_seconds"] < _DEEP and row["peak_bytes"] < _DEEP_BYTES)
+    if row := scale.get(f"transformer-big-{DEEP}+{DEEP}, exported"):
+        lines.append((f"the graph of {row['layers']} layers exported, from a program of {row['operations']} operations",
+                      seconds_text(_EXPORT), f"{seconds_text(row['export_seconds'])} (making the program "
+                      f"{seconds_text(row['program_seconds'])}; whole process {seconds_text(row['process_seconds'])})",
+                      "", row["export_seconds"] < _EXPORT))
     dense = {name: row for name, row in results.get("dense", {}).items()
              if not name.startswith("instance") and "error" not in row}
     if dense:

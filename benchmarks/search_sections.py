@@ -184,15 +184,22 @@ def instance_rows(options: Options) -> list[Row]:
 
 
 def scale_rows(options: Options) -> list[Row]:
-    """The transformer on 64 and on 1024 devices, and a deep one."""
+    """The transformer on 64 and on 1024 devices, a deep one, and the export of that."""
     def process(machine: str, devices: int, repeat: int, layers: int | None = None) -> dict[str, Any]:
         graph = options.workshop.graph("transformer", *LAUNCHER["transformer"], layers)
         outcome, seconds = _run("benchmarks.search_process", graph, f"--machine={machine}", f"--devices={devices}",
                                 f"--repeat={repeat}", timeout=600)
         return {**outcome, "process_seconds": seconds}
+
+    def export() -> dict[str, Any]:
+        with tempfile.TemporaryDirectory(prefix="pase_mtf-export-") as folder:
+            outcome, seconds = _run("benchmarks.search_export", "transformer", *map(str, LAUNCHER["transformer"]),
+                                    str(pathlib.Path(folder) / "graph.json"), f"--layers={DEEP}", timeout=600)
+        return {**outcome, "process_seconds": seconds}
+    deep = f"transformer-big-{DEEP}+{DEEP}"
     return [("transformer-big_64", lambda: process(MACHINE, 64, options.repeats)),
             ("transformer-big_1024", lambda: process("h100", 1024, options.repeats)),
-            (f"transformer-big-{DEEP}+{DEEP}_1024", lambda: process("h100", 1024, 0, DEEP))]
+            (f"{deep}_1024", lambda: process("h100", 1024, 0, DEEP)), (f"{deep}, exported", export)]
 
 
 def dense_rows(options: Options) -> list[Row]:

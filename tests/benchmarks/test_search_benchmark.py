@@ -273,6 +273,12 @@ def test_limits_are_met_or_not():
     assert search_document.limits({"scale": deep})[0][-1]
     deep["transformer-big-96+96_1024"]["peak_bytes"] = 1.1e9
     assert not search_document.limits({"scale": deep})[0][-1]
+    exported = {"transformer-big-96+96, exported": {"layers": 3, "operations": 9, "export_seconds": 14.0,
+                                                    "program_seconds": 6.0, "process_seconds": 24.0}}
+    assert search_document.limits({"scale": exported})[0][1:] == (
+        "15 s", "14 s (making the program 6.00 s; whole process 24 s)", "", True)
+    exported["transformer-big-96+96, exported"]["export_seconds"] = 15.1
+    assert not search_document.limits({"scale": exported})[0][-1]
     hard = {"shuffled": {"hard": _result(optimal=False, lower_bound=0.9)}}
     assert search_document.limits(hard)[0][2:] == ("gap 10.0% after 1.00 s, 100 MB", "no (hard by construction)", True)
     hard["shuffled"]["hard"] = {"error": "out of memory"}
