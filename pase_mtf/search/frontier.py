@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -66,7 +67,8 @@ def frontier(network: CostNetwork, memory: Sequence[np.ndarray], points: int = 1
         raise UsageError(f"fractions {fractions}; give numbers from 0 (least memory) to 1 (that of the cheapest)")
     least, _ = least_memory(network, memory, Budget.of(time_limit))
     cheapest = solve(network, "exact", time_limit=time_limit, certificate=False)
-    most = sum(float(np.asarray(entry)[choice]) for entry, choice in zip(memory, cheapest.assignment, strict=True))
+    most = math.fsum(float(np.asarray(entry)[choice]) for entry, choice in zip(
+        memory, cheapest.assignment, strict=True))
     found: list[FrontierPoint] = []
     for step in steps.tolist():
         # Both ends to the last digit.

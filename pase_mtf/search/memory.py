@@ -431,23 +431,24 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
     start, budget, doubt = time.perf_counter(), Budget.of(time_limit, search_memory), rounding(network)
     memory_limit = checked_limit(memory_limit)
     flat = bytes_of_all(network, memory)
+    begun = None
+    if initial is not None and network.cost(initial) < math.inf and math.fsum(
+            entry[choice] for entry, choice in zip(memory, initial, strict=True)) <= memory_limit:
+        begun = np.array(initial, np.int64)
     try:
         least, lightest, proven = _lightest(network, flat, budget)
         if least > memory_limit and not proven:
             raise TimeoutError
     except TimeoutError:
-        raise InfeasibleError(f"no assignment within {memory_limit:.0f} bytes per device found {budget.used_up}",
-                              proven=False) from None
+        if begun is None:
+            raise InfeasibleError(f"no assignment within {memory_limit:.0f} bytes per device found {budget.used_up}",
+                                  proven=False) from None
+        least, lightest = 0.0, begun  # nobody knows what the lightest needs
     if least > memory_limit:
         # Rounded so that the number named is enough where bytes are no whole numbers.
         raise InfeasibleError(f"memory limit of {math.floor(memory_limit)} bytes per device: the least any strategy "
                               f"needs is {math.ceil(least)}; raise the limit or use more devices")
-    if initial is not None:
-        network.cost(initial)  # says what is wrong with it
-    known: list[list[int]] = [lightest.tolist()]
-    if initial is not None and math.fsum(entry[choice] for entry, choice in zip(memory, initial, strict=True)
-                                         ) <= memory_limit:
-        known.append(list(map(int, initial)))
+    known: list[list[int]] = [lightest.tolist(), *([] if begun is None else [begun.tolist()])]
     # No assignment needs more than `most`, and infinity cannot be charged for.
     most = math.fsum(float(np.max(entry)) for entry in memory) * (1 + 1e-9)
     statistics = {"layers": len(network.vectors), "edges": len(network.edges), "configurations": sum(network.sizes),

@@ -144,10 +144,9 @@ def _scratch(p: Packed) -> _Scratch:  # pragma: no cover (compiled)
     for e in range(len(p.matrix)):
         widest = max(widest, p.extents[0, e], p.extents[1, e])
     vertices, most = len(p.first) - 1, 0
-    choice = np.empty(vertices, np.int64)  # for vertices that no pass comes to in time
+    choice = np.full(vertices, -1)  # where no pass comes to a vertex in time
     for v in range(vertices):
         most = max(most, p.first[v + 1] - p.first[v])
-        choice[v] = np.argmin(p.unary[p.first[v]:p.first[v + 1]])
     return _Scratch(np.empty(widest), np.empty(widest, np.uint16), np.empty(widest, np.uint16),
                     np.zeros(widest, np.bool_), np.empty(widest, np.int64), np.empty(most), np.empty(most),
                     np.empty(most, np.int64), np.empty(most, np.bool_), choice,
@@ -392,6 +391,11 @@ def message_passes(p: Packed, steps: Steps, state: PassState, best_cost: float, 
         behind, ahead = 1 - half % 2, half % 2
         most = best_cost + margin if known else np.inf
         running, finished = _sweep(p, steps, state, scratch, seen, behind, most, end, grain, sweeps > 0)
+        if not finished:  # what is cut off is improved on once among all, whoever looks at it
+            for v in range(len(p.first) - 1):
+                if scratch.choice[v] < 0:
+                    scratch.choice[v] = np.argmin(p.unary[p.first[v]:p.first[v + 1]])
+            everything = np.ones(len(p.unary), np.bool_)
         cost = improve(p, scratch.choice, sweeps * ahead if finished else 1, everything)
         if cost < best_cost:
             best_cost = cost

@@ -390,10 +390,10 @@ def reduce(packed: Packed, active: np.ndarray, messages: Potentials | None = Non
     # Most networks forbid nothing, and never need this kernel.
     if forbidden and not _make_consistent(packed, active, seconds_now() + budget.seconds):
         raise TimeoutError
-    if packed.vertices and not np.logical_or.reduceat(active, packed.first[:-1]).all():
-        raise InfeasibleError("no assignment has a finite cost; allow more configurations")
     kept = np.flatnonzero(active)
     first = np.searchsorted(kept, packed.first)
+    if not np.diff(first).all():
+        raise InfeasibleError("no assignment has a finite cost; allow more configurations")
     unary = packed.unary[kept]
     left = _fold(packed, kept, first, unary)
     decided = first[:-1][np.diff(first) == 1]  # counted once and for all

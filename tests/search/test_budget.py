@@ -237,6 +237,7 @@ def test_matrices_of_fewer_classes_are_not_copied_beyond_the_time():
 def test_nothing_calls_itself(monkeypatch):
     """The search among promising configurations met the same part again, and called itself until Python gave up."""
     monkeypatch.setattr(part, "_LARGE", 0)
+    monkeypatch.setattr(part, "_READ", 0)
     monkeypatch.setattr(part, "_REREAD", 0)
     only_branching(monkeypatch)
     depth, deepest = [0], [0]
@@ -297,6 +298,7 @@ def test_many_layers_without_edges():
 @pytest.mark.parametrize("seed", [0, 3, 13, 31])
 def test_costs_at_the_ends_of_float(unit, seed, monkeypatch):
     monkeypatch.setattr(part, "_LARGE", 0)
+    monkeypatch.setattr(part, "_READ", 0)
     monkeypatch.setattr(part, "_REREAD", 0)
     rng, every = np.random.default_rng(seed), np.arange(4)
 
@@ -328,3 +330,20 @@ def test_brute_force_on_a_large_network():
         solve(CostNetwork([np.arange(32.0)] * 1000, []), "brute_force")
 
 
+
+
+def test_a_pass_that_nobody_looks_at_stops_in_the_middle():
+    """It is improved on among all configurations, as where somebody looks: nothing beyond an array is read."""
+    p, found = pack(dense(1, 12, 60).normalized()), []
+    for sweeps in (2, 0):
+        state = PassState.start(p, Potentials.none(p))
+        stopped = message_passes(p, EXACTLY, state, np.inf, 0.0, -np.inf, 5, 0.0, 0.0, sweeps)
+        found.append((stopped.cost, state.best.tolist()))
+    assert found[0] == found[1]
+
+
+def test_what_a_search_begins_with_is_kept_however_little_time_there_is():
+    found = solve(all_but_one_forbidden(), memory=[np.arange(300.0)] * 2, memory_limit=598.0, initial=(299, 299),
+                  time_limit=1e-9)
+    assert found.assignment == (299, 299)
+    assert not found.optimal

@@ -30,6 +30,12 @@ def needed(usage, assignment):
     return sum(entry[choice] for entry, choice in zip(usage, assignment, strict=True))
 
 
+def test_the_last_of_a_frontier_has_room_for_the_cheapest():
+    """Bytes that are no whole numbers are added up as the search does."""
+    points = frontier.frontier(CostNetwork([[1.0, 2.0]] * 10, []), [np.array([0.1, 0.0])] * 10, 2)
+    assert [point.solution.cost for point in points] == [20.0, 10.0]
+
+
 @pytest.mark.parametrize("seeds", [range(0, 500, 7), pytest.param(
     [seed for seed in range(500) if seed % 7], marks=pytest.mark.slow)])
 def test_against_brute_force(seeds):

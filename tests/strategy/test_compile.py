@@ -134,6 +134,7 @@ SMALL = (*(f"tests/search/test_exact.py::{test}" for test in ("test_known_optima
          *(f"tests/search/test_remainders.py::test_the_least_sum_is_that_of_all_and_takes_what_the_prover_counts[{seed}]"
            for seed in range(5)),
          "tests/search/test_certificate.py::test_small_tables_and_repeated_pairs_are_read_like_any_other[0]",
+         "tests/search/test_budget.py::test_a_pass_that_nobody_looks_at_stops_in_the_middle",
          "tests/search/test_steps.py::test_against_brute_force", "tests/search/test_left_over.py",
          "tests/search/test_memory.py", "tests/cost/test_resharding.py")
 
