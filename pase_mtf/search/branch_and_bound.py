@@ -28,7 +28,7 @@ from pase_mtf.search.messages import message_passes
 from pase_mtf.search.neighbourhood import improve
 from pase_mtf.search.packed import Packed, Potentials, Reduction, least_of_each, lift, quantum, reduce, simple_bound
 from pase_mtf.search.part import LITTLE, SETTLED, Part, entries_left, plan_at_once
-from pase_mtf.search.pass_state import PassState, promising, prune
+from pase_mtf.search.pass_state import PassState, cheap, promising, prune
 from pase_mtf.search.pulls import EXACTLY, Steps
 from pase_mtf.search.registry import Progress, relative_gap
 from pase_mtf.search.waiting import Waiting
@@ -37,6 +37,8 @@ __all__ = ["Minimiser"]
 
 # What floating point leaves undecided: costs closer than this, relative to the sum of their absolute parts, are equal.
 _TOLERANCE = 1e-12
+# What the parts of a solution in whole units add up to at most where it is told apart from all others (docs/search.md).
+_MOST_WHOLE = 2e12
 # Matrix entries that the first search depth first may read; the next one may four times as many.
 _FIRST_DESCENT = 1 << 27
 # Entries that one node of it may read per second that is left: it looks at the clock once a node.
@@ -191,6 +193,8 @@ class Minimiser:
             doubt = max(1e-14 * (1 + self.root.vertices ** 0.5 / 10) * self._scale, self._doubt)
             if doubt < self._unit / 4:
                 return float(self._unit - 2 * doubt)
+            if self._scale <= _MOST_WHOLE:  # an optimum is called one to the last unit
+                return self._unit / 2
         return _TOLERANCE * self._scale
 
     def _enough(self, bound: float) -> bool:
@@ -248,6 +252,7 @@ class Minimiser:
                 affordable = part.affordable(plan, domains, room, self._budget.seconds)
                 if part.worth_reducing(domains, affordable):
                     affordable &= part.reduce(self._budget, room)
+                part.count_finer(room)
                 if affordable:
                     self._eliminate(part.p, plan)
                     return _NOTHING_LEFT
@@ -308,7 +313,8 @@ class Minimiser:
         self.statistics["passes"] += found.passes
         self._consider(p, part.state.best, found.cost)
         self._prune(part, rounding)
-        part.bound = max(part.bound, float(found.bound))
+        part.reached, part.read = float(found.bound), found.pulled / max(found.passes, 1)
+        part.bound = max(part.bound, part.reached)
 
     def _prune(self, part: Part, rounding: float) -> None:
         if part.large:
@@ -351,7 +357,7 @@ class Minimiser:
 
     def _keep_potentials(self, part: Part) -> None:
         """Keeps the potentials of the whole network if they prove the cost by themselves."""
-        if part.p is self.root and part.steps is EXACTLY and self.cost - part.bound <= self.slack / 2:
+        if part.p is self.root and part.steps is EXACTLY and self.cost - part.reached <= self.slack / 2:
             self.potentials = lift(self._packed, self._active, Potentials.none(self._packed),
                                    self._reduction._replace(messages=part.state.potentials))
 
@@ -375,7 +381,7 @@ class Minimiser:
         if search.best is None:
             return False
         choice = np.flatnonzero(few)[part.first[:-1] + search.best] - p.first[:-1]
-        cost = improve(p, choice, _SWEEPS, state.costs(p) <= _SHARE * (search.cost - bound))
+        cost = improve(p, choice, _SWEEPS, cheap(p, state, _SHARE * (search.cost - bound)))
         self._consider(p, choice, cost)
         return cost < search.cost - self._target()
 

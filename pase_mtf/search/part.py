@@ -41,8 +41,12 @@ _MANY = 8
 _ROUNDED = 2
 # Entries of all edges from where on a network is large: it pays to look for a good assignment before more passes.
 _LARGE = 1 << 21
+# And of one edge, on average, from where on reading them takes longer than visiting it.
+_READ = 4096
 # How often passes read an entry of a matrix on average from where on it pays to count them all in steps first.
 _REREAD = 2
+# How many entries passes read in the time that one is counted in.
+_COUNTING = 32
 # Matrix entries that a reduced network may have, whatever the network had.
 _MOST_COPIED = 1 << 23
 
@@ -56,12 +60,15 @@ class Part:
       taken: bytes of it that whoever says how much room there is does not count already.
       state: of its message passing.
       bound: no assignment of it costs less.
+      reached: what its potentials as they are now prove.
       steps: its matrices counted in steps for quick passes, or EXACTLY.
       work: matrix and class entries that a pass reads.
       folded: no edge of `p` ends in a vertex with one configuration.
       plan: how it would be eliminated ...
       planned: ... with so many configurations left.
       previous: the bound before the last passes.
+      gap: between it and the best assignment known, when that was last looked at.
+      read: matrix entries that one of the last passes read.
       stalled: how often in a row passes have hardly raised the bound.
       descended: how often it was when a search depth first was given up.
       waiting: passes until it is searched among promising configurations once more.
@@ -81,6 +88,9 @@ class Part:
     plan: Plan | None = None
     planned: int = 0
     previous: float = -np.inf
+    reached: float = -np.inf
+    gap: float = np.inf
+    read: float = 0.0
     stalled: int = 0
     descended: int = 0
     waiting: int = 0
@@ -132,7 +142,17 @@ class Part:
         unsettled = little and self.settled
         self.stalled = self.stalled + (not unsettled) if little else 0
         self.slow, self.settled = gain < _SLOW * gap and not unsettled, False
-        self.previous = self.bound
+        self.previous, self.gap = self.bound, gap
+
+    def count_finer(self, room: float) -> None:
+        """Counts the matrices in finer steps where the gap has become so small that these tell more, and passes take
+        longer than that, or come to a standstill."""
+        if self.steps is EXACTLY or not (self.stalled or self.read > _COUNTING * len(self.p.values)):
+            return
+        step = step_of(self.p, self.gap)
+        if 0.0 < step < self.steps.step:
+            self.steps, self.stalled = EXACTLY, 0  # let go of what is large before the next is made
+            self.steps = in_steps(self.p, step, room - self.taken)
 
     def worth_settling(self, cost: float, domains: np.ndarray) -> bool:
         """Whether potentials should settle among few configurations before the next pass over all those active."""
@@ -155,13 +175,13 @@ class Part:
                                      budget=Budget(budget.deadline, room - self.taken))
         except MemoryError:
             if counted:
-                self.steps = _counted(self.p, room - self.taken)
+                self.steps = _counted(self.p, room - self.taken, self.gap)
             return False
         self.state = PassState.start(p, messages, self.state.costs(self.p)[active], self.state.bounds)
         self.few = self.few[active] if len(self.few) > 1 else self.few
         self.p, self.taken = p, p.bytes
         self.folded, self.work = True, _work(self.p)
-        self.steps = _counted(self.p, room - self.taken)
+        self.steps = _counted(self.p, room - self.taken, self.gap)
         return True
 
     def rounding(self, gap: float) -> float:
@@ -191,12 +211,12 @@ def plan_at_once(p: Packed) -> Plan | None:
     return plan if plan.complete else None
 
 
-def _counted(p: Packed, room: float) -> Steps:
-    """The matrices in steps where that pays and fits so many bytes, else EXACTLY."""
-    work = _work(p)
-    if not len(p.matrix) or work < _LARGE or work < _REREAD * len(p.values) or 2 * len(p.values) > room:
+def _counted(p: Packed, room: float, gap: float = np.inf) -> Steps:
+    """The matrices in steps where that pays and fits so many bytes, else EXACTLY; for `gap` see `step_of`."""
+    least = max(_LARGE, _READ * len(p.matrix), _REREAD * len(p.values))
+    if not len(p.matrix) or _work(p) < least or 2 * len(p.values) > room:
         return EXACTLY
-    step = step_of(p)
+    step = step_of(p, gap)
     return in_steps(p, step, room) if step > 0 else EXACTLY
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from pase_mtf.search.compiled import compiled
 from pase_mtf.search.packed import Packed, Potentials
 
-__all__ = ["PassState", "active_domains", "count_below", "promising", "prune", "set_flags"]
+__all__ = ["PassState", "active_domains", "cheap", "count_below", "promising", "prune", "set_flags"]
 
 
 class PassState(NamedTuple):
@@ -185,6 +185,16 @@ def prune(p: Packed, state: PassState, most: float, alike: bool) -> None:  # pra
                 flags[k] = False
         set_flags(p, state, v, flags)
     state.halves[1] = 1 - state.halves[1]
+
+
+@compiled
+def cheap(p: Packed, state: PassState, most: float) -> np.ndarray:  # pragma: no cover (compiled)
+    """bool [configurations]: those whose reduced costs are at most so much."""
+    found = np.empty(p.first[-1], np.bool_)
+    for v in range(len(p.first) - 1):
+        for k in range(p.first[v + 1] - p.first[v]):
+            found[p.first[v] + k] = state.reduced_costs[state.reduced_at[v] + k] <= most
+    return found
 
 
 @compiled

@@ -25,6 +25,10 @@ _MOST_STEPS = 32767
 # Steps that the least cost of an average vertex is counted in: what is more than 128 times that is not told apart. Four
 # times as many cut off what configurations of large vertices cost: these then look cheap and are never pruned.
 _STEPS_PER_VERTEX = 256
+# And where a gap is known, steps are so fine that all of them come to twice or four times as much,
+_TOLD_APART = 4
+# but so many times as fine at most: the potentials of an edge differ by about what a vertex costs.
+_FINEST = 16
 # How many entries that lie side by side take as long as one that lies alone.
 _SIDE_BY_SIDE = 32
 # How many entries are read in the time in which one is written to a turned matrix.
@@ -202,13 +206,20 @@ def _count(values: np.ndarray, least: float, per_step: float, counts: np.ndarray
         counts[position] = np.uint16(count if count < float(_MOST_STEPS) else float(_MOST_STEPS))
 
 
-def step_of(p: Packed) -> float:
-    """How large the steps should be that costs are counted in: a power of two; 0 where counting makes no sense."""
+def step_of(p: Packed, gap: float = math.inf) -> float:
+    """How large the steps should be that costs are counted in: a power of two; 0 where counting makes no sense.
+
+    With a gap between the best known assignment and the bound, they are finer, as what they round off adds up over all
+    edges: so fine that what costs some times the gap more can still be told apart, for what costs more is pruned.
+    """
     step = float(np.minimum.reduceat(p.unary, p.first[:-1]).sum()) / (_STEPS_PER_VERTEX * p.vertices)
     whole = (p.most - min(p.least, 0.0)) / _MOST_STEPS  # what can count everything
     if not 0.0 < step < whole:
-        return 2.0 ** math.ceil(math.log2(whole)) if _LEAST_STEP < whole < math.inf else 0.0
-    return 2.0 ** math.floor(math.log2(step)) if step > _LEAST_STEP else 0.0
+        coarse = 2.0 ** math.ceil(math.log2(whole)) if _LEAST_STEP < whole < math.inf else 0.0
+    else:
+        coarse = 2.0 ** math.floor(math.log2(step)) if step > _LEAST_STEP else 0.0
+    fine = max(_TOLD_APART * gap / _MOST_STEPS, coarse / _FINEST)
+    return min(coarse, 2.0 ** math.floor(math.log2(fine))) if _LEAST_STEP < fine < math.inf else coarse
 
 
 def in_steps(p: Packed, step: float, room: float = math.inf) -> Steps:

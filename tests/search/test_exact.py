@@ -301,6 +301,10 @@ def test_step():
     assert p.most <= step_of(idle) * 32767 < 2 * p.most  # everything is told apart
     assert step_of(idle._replace(most=np.inf)) == 0.0
     assert step_of(p._replace(unary=p.unary * 1e-305)) == 0.0
+    for gap in (least / 10, least / 100, least / 1000):
+        assert step_of(p, gap) <= max(4 * gap / 32767, step_of(p) / 16) < 2 * step_of(p, gap)
+    assert step_of(p, 32 * least) == step_of(p, np.inf) == step_of(p)
+    assert step_of(p, 0.0) == step_of(p, least * 1e-9) == step_of(p) / 16
     assert in_steps(p, 2.0 ** -4).counts.dtype == EXACTLY.counts.dtype
 
 
@@ -316,3 +320,11 @@ def test_a_certificate_is_given_up_in_the_end(monkeypatch):
     given_up = solve(network)
     assert given_up.optimal
     assert given_up.certificate is None
+
+
+def test_integers_of_many_layers_are_told_apart():
+    """Also where their sums may round off by more than a quarter of a unit."""
+    search = branch_and_bound.Minimiser(pack(CostNetwork([[1e8, 1e8 + 1]] * 20_000, []).normalized()))
+    search.run()
+    assert search._scale == 2e12
+    assert search._target() < 1.0

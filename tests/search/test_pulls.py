@@ -148,6 +148,7 @@ def test_the_optimum_of_what_repeats(seed, kind, monkeypatch):
         return steps[-1]
     monkeypatch.setattr(packed, "_LARGE", 0)
     monkeypatch.setattr(part, "_LARGE", 0)
+    monkeypatch.setattr(part, "_READ", 0)
     monkeypatch.setattr(part, "_REREAD", 0)
     monkeypatch.setattr(pulls, "_REPETITIVE", 2)
     monkeypatch.setattr(part, "grain", noted)

@@ -162,6 +162,7 @@ def test_a_network_counts_once_against_the_memory():
 def test_what_does_not_fit_is_searched_as_it_was(monkeypatch):
     """Exact passes over all of a large network cost much, and look at what has been pruned as well."""
     monkeypatch.setattr(part, "_LARGE", 0)
+    monkeypatch.setattr(part, "_READ", 0)
     monkeypatch.setattr(part, "_REREAD", 0)
     costs, every = np.random.default_rng(0).random((60, 60)), np.arange(60)
     packed = pack(CostNetwork([costs[0], costs[1]], [NetworkEdge(0, 1, costs, every, every)]).normalized())

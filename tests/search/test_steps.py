@@ -2,12 +2,16 @@
 
 import itertools
 
+import numpy as np
 import pytest
+from hard_networks import dense
 from random_networks import COSTS, SHAPES, random_network
 
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search import branch_and_bound, check_certificate, part, solve
 from pase_mtf.search.branch_and_bound import Minimiser
+from pase_mtf.search.packed import Potentials, pack
+from pase_mtf.search.pulls import EXACTLY
 
 
 @pytest.fixture
@@ -19,6 +23,8 @@ def counted(monkeypatch):
         calls[0] += 1
         return in_steps(*given)
     monkeypatch.setattr(part, "_LARGE", 0)
+    monkeypatch.setattr(part, "_READ", 0)
+    monkeypatch.setattr(part, "_COUNTING", 0)
     monkeypatch.setattr(part, "_REREAD", 0)
     monkeypatch.setattr(part, "_CHEAP_WORK", 0)
     monkeypatch.setattr(part, "in_steps", noted)
@@ -79,3 +85,40 @@ def test_against_brute_force(seeds, counted):
         solved += 1
     assert solved > 0.9 * len(seeds)
     assert counted[0] > 0.3 * len(seeds)
+
+
+def test_potentials_are_kept_only_where_they_prove_the_cost():
+    """Passes that go on from others may come to less than those before them."""
+    behind = 0
+    for seed in range(400):
+        try:
+            search = Minimiser(pack(random_network(seed, 10_000).normalized()))
+        except InfeasibleError:
+            continue
+        whole = search._part(-np.inf, None)
+        search._pass(whole, 60)
+        if not len(whole.p.matrix) or search.cost - whole.bound > search.slack / 2:
+            continue
+        whole.state.go_on_from(whole.p, Potentials(np.zeros(whole.p.potentials), whole.p.potentials_at))
+        search._pass(whole, 1)
+        now = whole.p.constant + whole.state.minimum.sum()
+        behind += now < search.cost - search.slack
+        search._keep_potentials(whole)
+        assert search.potentials is None or now >= search.cost - search.slack, seed
+    assert behind
+
+
+@pytest.mark.usefixtures("counted")
+def test_steps_become_finer_with_the_gap():
+    """What steps round off adds up over all edges: matrices are counted anew as the gap becomes smaller, down to a
+    sixteenth of the first steps; not where that takes longer than passes, unless these come to a standstill."""
+    network = dense(0, 12, 30)
+    whole = Minimiser(pack(network.normalized()))._part(-np.inf, None)
+    coarse, vertex = whole.steps.step, sum(vector.min() for vector in network.vectors) / 12
+    assert whole.steps is not EXACTLY
+    found = []
+    for gap, read, stalled in ((np.inf, 1e9, 0), (vertex, 1e9, 0), (vertex, 0, 0), (vertex, 0, 1), (0.0, 1e9, 0)):
+        whole.gap, whole.read, whole.stalled = gap * 1e-3, read, stalled
+        whole.count_finer(1e9)
+        found.append(coarse / whole.steps.step)
+    assert found == [1, 16, 16, 16, 16]
