@@ -18,7 +18,7 @@ from pase_mtf.cost.rows import adding_bytes, rows_seconds, travel_as_rows
 from pase_mtf.cost.signature import FILTER_GRADIENT, MULTIPLYING, PHASES, OperationSignature, TensorBytes, counted
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings
 from pase_mtf.graph.all_reduces import ITEMSIZE
-from pase_mtf.machine.machine import NARROW, Machine
+from pase_mtf.machine.machine import NARROW, WIDE, Machine
 
 __all__ = ["PARTS", "layer_parts", "sum_seconds"]
 
@@ -127,11 +127,14 @@ def _arithmetic(machine: Machine, entry: OperationSignature, held: np.ndarray) -
 
 
 def _rate(machine: Machine, entry: OperationSignature) -> float:
-    """FLOP/s of an operation: of its kind, in bfloat16 where it multiplies that and the machine is faster at it."""
+    """FLOP/s of an operation: of its kind, in bfloat16 where it multiplies that and the machine is faster at it, and in
+    float64 where it multiplies that."""
     kind, rates = entry.kind, machine.rates
     if kind == FILTER_GRADIENT and kind not in rates:
         kind = "convolution"
     rate = rates.get(kind) or rates["matmul"]
+    if entry.wide:
+        return rates.get(WIDE.get(kind, ""), rate)
     return max(rate, rates.get(NARROW.get(kind, ""), rate)) if entry.narrow else rate
 
 

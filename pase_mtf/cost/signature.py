@@ -61,6 +61,7 @@ class OperationSignature(NamedTuple):
       weights: for every input, how many variables of the layer look like it; 0 where it is none of them. Empty for
         updates.
       narrow: it multiplies numbers of two bytes.
+      wide: it multiplies numbers of eight bytes.
       trips: of `LayerOperation`; the same operation run as often as another layer repeats it costs the same.
     """
 
@@ -77,6 +78,7 @@ class OperationSignature(NamedTuple):
     nodes: int = 1
     traffic: float = 1.0
     narrow: bool = False
+    wide: bool = False
     trips: int = 1
     gradients: tuple[bool, ...] = ()
     pending: tuple[bool, ...] = ()
@@ -175,7 +177,8 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
                         for _, summed in operation.sums),
         pending=operation.sums_pending, added=operation.sums_added, row_sum=row_sum_of(operation, position),
         gathered=operation.role == TOP_K, again=operation.summed_again,
-        narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs))
+        narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs),
+        wide=kind in MULTIPLYING and all(operand.itemsize == 8 for operand in operation.inputs))
 
 
 def _adds_gradients(operation: LayerOperation) -> bool:

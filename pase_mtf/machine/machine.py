@@ -17,7 +17,7 @@ from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.machine.files import LOCAL, file_of, names, read_fields, write_fields
 from pase_mtf.machine.link import Link
 
-__all__ = ["KINDS", "LOCAL", "NARROW", "Link", "Machine"]
+__all__ = ["KINDS", "LOCAL", "NARROW", "WIDE", "Link", "Machine"]
 
 KINDS = ("matmul", "convolution", "pointwise", "reduction", "gather")
 """The kinds of operation that have a rate of their own (`LayerOperation.kind`, but for "none", which costs nothing)."""
@@ -26,9 +26,13 @@ KINDS = ("matmul", "convolution", "pointwise", "reduction", "gather")
 NARROW = {"matmul": "matmul bfloat16", "batched matmul": "matmul bfloat16", "convolution": "convolution bfloat16",
           "filter gradient": "convolution bfloat16"}
 """Kinds that multiply -> the name of their rate for numbers of two bytes."""
+WIDE = {"matmul": "matmul float64", "batched matmul": "matmul float64", "convolution": "convolution float64",
+        "filter gradient": "convolution float64"}
+"""And for numbers of eight bytes, which TF32 does not multiply."""
 _SINGLE = {kind: f"{kind} float32" for kind in ("matmul", "convolution")}
 """Kinds -> the name of their rate in float32 where TensorFlow is told to leave TF32 alone."""
-_RATED = (*KINDS, "batched matmul", "filter gradient", "copy", *dict.fromkeys(NARROW.values()), *_SINGLE.values())
+_RATED = (*KINDS, "batched matmul", "filter gradient", "copy", *dict.fromkeys(NARROW.values()), *_SINGLE.values(),
+          *dict.fromkeys(WIDE.values()))
 # Far beyond what there is, and far from what cannot be added up: times and rates of any machine lie between.
 _LEAST, _MOST = 1e-3, 1e30
 
@@ -44,7 +48,7 @@ class Machine:
         (of a convolution) and, in elements/s, for "copy" (slicing a tensor and concatenating it, where devices share
         memory). Those of "matmul" and "convolution" are of float32 as TensorFlow computes it, in TF32 where the device
         has that; without it they may have rates of their own (`without_tf32`), and so may products of numbers of two
-        bytes (`NARROW`).
+        and of eight bytes (`NARROW`, `WIDE`).
       memory_bandwidth: bytes/s read and written, per device (all together where they share cores).
       memory_bytes: what one device can hold.
       overhead: seconds that every operation costs on every device, however small (kernel launch, graph node).

@@ -261,3 +261,14 @@ def test_nothing_costs_nothing():
                           (Operand(("batch",), (32,)),))
     layer = Layer("import", "other", {"batch": 32}, ("batch",), (free,), ())
     assert not any(part.any() for part in _parts(layer, [WHOLE, BATCH], _machine(overhead=1.0)).values())
+
+
+def test_products_of_wide_numbers_have_a_rate_of_their_own():
+    layer = dense("dense", 32, 64, 128)
+    wide = dataclasses.replace(layer, operations=tuple(dataclasses.replace(
+        operation, inputs=tuple(dataclasses.replace(operand, itemsize=8) for operand in operation.inputs))
+        for operation in layer.operations))
+    plain, slower = _machine(), _machine(rates={**RATES, "matmul float64": RATES["matmul"] / 8})
+    one, same, eight = (_parts(*case)["forward"][0] for case in (
+        (layer, [WHOLE], slower), (wide, [WHOLE], plain), (wide, [WHOLE], slower)))
+    assert one == same == pytest.approx(eight / 8)

@@ -179,3 +179,11 @@ def test_tf32_that_cannot_be_left_out():
     with pytest.raises(UsageError, match="no rates of matmul float32"):
         Machine.load("h100_measured").without_tf32()
     assert Machine.load("1080ti").without_tf32() == Machine.load("1080ti")
+
+
+@pytest.mark.parametrize(("name", "slower"), [("1080ti", 32), ("2080ti", 32), ("a100", 1), ("h100", 1), ("h200", 1),
+                                              ("h100_measured", 1), ("h200_measured", 1)])
+def test_products_in_float64_have_a_rate_of_their_own(name, slower):
+    rates = Machine.load(name).rates
+    assert rates["matmul float64"] == pytest.approx(rates["pointwise"] / slower, rel=0.01)
+    assert rates["convolution float64"] <= rates["matmul float64"]
