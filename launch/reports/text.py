@@ -85,7 +85,7 @@ def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
             above = "predicted faster than any strategy over all devices"
         proof = f"data parallelism{_over(strategy)}, {above}: as good, as far as predictions tell, and simpler"
     elif found.get("optimal"):
-        proof = "optimal (proven)"
+        proof = f"optimal (proven{', by the kernels that were timed' * bool(found.get('kernels'))})"
     elif found.get("gap") is not None:
         proof = gap_text(found["gap"])
     else:
@@ -188,7 +188,9 @@ def headline(rows: Mapping[str, ArmRow], chosen: Chosen, elsewhere: bool = False
             said.append(f"{simulated}{distance_text(chosen.search)}" if chosen.search.get("gap", 0.0) > 0.0
                         else f"the shortest step of {simulated}")
     elif chosen.search.get("optimal"):
-        said.append("proven optimal" + " by the kernels that were timed" * bool(chosen.search.get("kernels")))
+        judged = chosen.search.get("simulated")
+        said.append("proven optimal" + " by the kernels that were timed" * bool(chosen.search.get("kernels"))
+                    + f" by the sum of costs, of {judged} simulated steps the best" * bool(judged))
     elif chosen.search.get("simulated"):
         shortest = f"the shortest simulated step of {chosen.search['simulated']}"
         # Of steps that are as good the simpler or the cheaper one was taken.
@@ -197,8 +199,9 @@ def headline(rows: Mapping[str, ArmRow], chosen: Chosen, elsewhere: bool = False
         said.append(gap_text(own / least - 1.0, shortest) if 0.0 < least < own else shortest)
     elif chosen.search.get("gap") is not None and math.isfinite(chosen.search["gap"]):
         said.append(gap_text(chosen.search["gap"]))
-    if row["measured_ms"] and row["predicted_ms"] and not elsewhere:
-        off = 100 * abs(row["predicted_ms"] / row["measured_ms"] - 1)
+    predicted = row.get("simulated_ms") or row["predicted_ms"]  # where steps are simulated, these judge
+    if row["measured_ms"] and predicted and not elsewhere:
+        off = 100 * abs(predicted / row["measured_ms"] - 1)
         said.append(f"predicted within {math.ceil(off - 1e-6)} %")  # 5.4 % off is not within 5 %
     text = ", ".join(said)
     return text[:1].upper() + text[1:]

@@ -27,7 +27,7 @@ from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.search_report import Trial
 from pase_mtf.strategy.strategy import Strategy
 
-__all__ = ["Chosen", "Tried", "choose_by_steps", "close_ones", "fastest", "try_steps"]
+__all__ = ["Chosen", "Tried", "choose_by_steps", "close_ones", "fastest", "predicted_steps", "try_steps"]
 
 _WITHIN = {"measured": 0.25, "roofline": 0.5}
 """By prices, of a step: by so much predictions of two strategies may err against each other, three times what one errs
@@ -97,7 +97,7 @@ def choose_by_steps(plan: Plan, graph: ComputationGraph, names: Sequence[str], s
     searched = next((arm.name for arm in plan.options.arms if arm.method == "search"), None)
     if searched is None or searched not in strategies or not plan.options.trial or plan.elsewhere:
         return None
-    predicted = {arm.name: strategies[arm.name].seconds for arm in arms if arm.name in strategies}
+    predicted = predicted_steps({arm.name: strategies[arm.name] for arm in arms if arm.name in strategies})
     within = _WITHIN["measured" if prices else "roofline"]
     close = close_ones(predicted, duplicates(strategies).get(searched, searched), within)
     tried = [arm for arm in arms if arm.name in close]
@@ -127,6 +127,13 @@ def _instead(found: Strategy, taken: Strategy, graph: ComputationGraph, prices: 
         return found
     search = outdone(found.search, graph, taken.devices, taken.configurations, taken.seconds)
     return dataclasses.replace(taken, name=found.name, search=search)
+
+
+def predicted_steps(strategies: Mapping[str, Strategy]) -> dict[str, float]:
+    """Arm -> seconds of its step as predicted: of simulated steps where all are simulated, for these judge."""
+    simulated = {name: strategy.simulated_seconds for name, strategy in strategies.items()}
+    return {name: strategy.seconds if None in simulated.values() else simulated[name] or 0.0
+            for name, strategy in strategies.items()}
 
 
 def close_ones(seconds: Mapping[str, float], searched: str, within: float) -> list[str]:

@@ -184,6 +184,14 @@ def test_what_was_found_is_said_first(rows):
     assert "2.50× data parallelism" in text
 
 
+def test_where_steps_are_simulated_these_are_what_is_predicted(rows):
+    rows["search"].update(predicted_ms=35.0, simulated_ms=19.0)  # 20 were measured
+    strategy = SimpleNamespace(search={"optimal": True, "gap": 0.0, "simulated": 9, "simulated_seconds": 0.019})
+    told = headline(rows, strategy)
+    assert told.endswith("predicted within 5 %")
+    assert "proven optimal by the sum of costs, of 9 simulated steps the best" in told
+
+
 def test_a_pipeline_is_compared_with_the_simulated_step_of_data_parallelism():
     rest = {"measured_ms": None, "speedup_over_data_parallel": None}
     rows = {"pipeline": {"predicted_ms": 8.0, "simulated_ms": 8.0, **rest},

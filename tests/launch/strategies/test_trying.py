@@ -1,6 +1,7 @@
 """Steps that are tried before training, and what becomes of the arms then."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -158,3 +159,11 @@ def test_what_is_priced_for_other_devices_is_not_tried(launch, monkeypatch):
     code, _, out, err = launch("--machine=a100", "--compare=expert,search", "--mesh=4", "--nocheckpoint")
     assert code == 0, err
     assert "chosen by" not in out
+
+
+@pytest.mark.parametrize(("simulated", "expected"), [
+    ((0.058, 0.060), ["search", "data_parallel"]), ((None, None), ["search"]), ((0.058, None), ["search"])])
+def test_simulated_steps_tell_what_is_tried(simulated, expected):
+    strategies = {name: SimpleNamespace(seconds=seconds, simulated_seconds=step) for name, seconds, step in zip(
+        ("search", "data_parallel"), (0.064, 0.100), simulated, strict=True)}
+    assert close_ones(trying.predicted_steps(strategies), "search", 0.5) == expected
