@@ -151,7 +151,9 @@ class MeasuredPrices:
             solution, complete = self._converge(end if prove else min(end, now + (now - begin)), memory_limit)
         else:
             looking = _SEARCH_SECONDS if later_seconds is None else min(_SEARCH_SECONDS, later_seconds)
-            solution, complete = self._tighten(min(end, time.perf_counter() + looking), memory_limit), False
+            solution = self._tighten(min(end, time.perf_counter() + looking), memory_limit)
+            # It is a bound, and no strategy costs less: where it consists of what was measured, it is proven again.
+            complete = solution.optimal and self._all_measured(self._configurations(solution))
         # Of what is proven, too, a kernel may be unknown, as it cannot be measured: then another may be cheaper.
         others = [best, *by_hand]
         best = self._cheapest([self._configurations(solution), *others] if complete else
@@ -288,6 +290,13 @@ class MeasuredPrices:
             return False
         return all(kernel in self._meter.times for kernel in ones.keys() | others.keys()
                    if ones[kernel] != others[kernel])
+
+    def _all_measured(self, configurations: Sequence[Configuration]) -> bool:
+        """Whether somebody has looked which kernels a strategy runs, and all of these are measured."""
+        try:
+            return all(kernel in self._meter.times for kernel in self._known.kernels(configurations))
+        except KeyError:  # the time was over before
+            return False
 
     def _report(self, configurations: Sequence[Configuration]) -> SearchReport:
         """What of a strategy's price was measured, for its `search`."""

@@ -24,6 +24,7 @@ from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.simulator.stages import gradient_seconds
 from pase_mtf.strategy.experts import data_parallel
 from pase_mtf.strategy.search_report import SearchReport
+from pase_mtf.strategy.within import solve_within
 
 __all__ = ["MOST_DEVICES", "is_simulated", "shortest_simulated", "walk_simulated",
            "worth_simulating"]
@@ -38,6 +39,8 @@ _ALIKE = 1e-3
 _OVERLAPS = (0.2, 0.4, 0.6, 0.8, 1.0)
 """What fraction of gradients' all-reduces the backward pass might hide: the cheapest under each is simulated, so that
 the fraction is learned from steps that differ in it."""
+_A_LOOK = 0.5
+"""Seconds for each of these to be looked for on within a memory limit, once the first that fits it is known."""
 _FITS = 3
 """How often, at most, it is learned anew after the cheapest under the last one was simulated, too."""
 _MOST, _CONFIGURATIONS = 10, 30_000
@@ -195,9 +198,12 @@ class _Judge:
     def _add_cheapest_under(self, overlap: float, hideable: list[np.ndarray], budget: Budget) -> bool:
         if budget.over:
             return False
+        hiding = dataclasses.replace(self._priced, network=_hiding(self._priced, hideable, overlap))
+        if self._memory_limit is not None:
+            vars(hiding)["memory_model"] = self._priced.memory_model  # the same, and made once
         with contextlib.suppress(InfeasibleError):  # none in time
-            network = _hiding(self._priced, hideable, overlap)
-            return self.add(solve(network, "exact", certificate=False, time_limit=budget.time_limit()).assignment)
+            return self.add(solve_within(hiding, self._memory_limit, {
+                "certificate": False, "time_limit": budget.time_limit()}, patience=_A_LOOK).assignment)
         return False
 
     def _overlap(self, hideable: list[np.ndarray]) -> float | None:

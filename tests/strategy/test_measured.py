@@ -452,3 +452,15 @@ def test_what_was_timed_while_others_slowed_the_machine_is_said(disturbed):
     meter.__class__ = Slowed
     assert measure(meter, kernels, math.inf, "round 1", told.append) == 3
     assert ("2 of 3 kernels were timed meanwhile" in told[-1]) == (disturbed > 0)
+
+
+def test_what_was_proven_is_proven_by_a_later_search(graph):
+    """It finds all in the table, and measures nothing."""
+    meter = PretendedMeter()
+    first = MeasuredPrices(graph, _Source(graph), meter).find(prove=True)
+    assert first.search["optimal"]
+    asked = len(meter.asked)
+    later = MeasuredPrices(graph, _Source(graph), meter).find()
+    assert later.search["optimal"]
+    assert later.search["gap"] == 0.0
+    assert (later.seconds, len(meter.asked)) == (pytest.approx(first.seconds), asked)

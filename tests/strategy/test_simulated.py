@@ -9,12 +9,15 @@ import pytest
 from small_graphs import perceptron
 
 from pase_mtf import models
+from pase_mtf.cost.build import build_network
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.machine.machine import KINDS, Link, Machine
+from pase_mtf.search.budget import Budget
 from pase_mtf.simulator.overlap import fitted_overlap
 from pase_mtf.strategy.find import find_strategy
-from pase_mtf.strategy.simulated import MOST_DEVICES
+from pase_mtf.strategy.simulated import MOST_DEVICES, _Judge
 from pase_mtf.strategy.strategy import Strategy
+from pase_mtf.strategy.within import solve_within
 
 SLOW_LINKS = Machine("slow links", dict.fromkeys(Machine.load("1080ti").rates, 1e11), 1e11, 1e10, 1e-6,
                      (Link(256, 2e9, 3e-6),))
@@ -141,3 +144,15 @@ def test_the_overlap_is_learned_from_simulated_steps(graph):
     assert f"; {100 * found.search['overlap']:.0f} % of what gradients' all-reduces take is hidden" in found.verdict
     alone = dataclasses.replace(SLOW_LINKS, links=(Link(256, 1e15, 0.0),))
     assert find_strategy(graph, 4, alone).search["overlap"] != found.search["overlap"]
+
+
+def test_within_a_memory_limit_what_fits_is_simulated(graph):
+    """The cheapest while all-reduces are hidden replicate weights, which does not fit."""
+    limit = find_strategy(graph, 4, SLOW_LINKS, simulate=0).memory_frontier(8)[1].memory_limit
+    priced = build_network(graph, SLOW_LINKS, 4)
+    first = solve_within(priced, limit, {"certificate": False, "time_limit": 5.0}, patience=0.5)
+    judge = _Judge(priced, first.assignment, limit, Budget())
+    judge.learn_overlap()
+    simulated = judge.ordered()[0]
+    assert len(simulated) > 1
+    assert all(priced.peak_memory(assignment)[0] <= limit for assignment in simulated)
