@@ -295,7 +295,8 @@ def _build(run: _Prepared, found: _Found) -> tuple[_Built, _Found]:
     if isinstance(chosen, Strategy):  # the trial is told in its file
         chosen.save(run.files.path("strategy.json"))
     layout = found.layout if chosen.configurations == before.configurations else _write_trained(run, chosen)
-    return _Built(tried.arms, tried.same, fed), dataclasses.replace(after, layout=layout)
+    left = dataclasses.replace(run.data, rows=rows_of(tried.arms))  # of what was closed nothing is read any more
+    return _Built(tried.arms, tried.same, left), dataclasses.replace(after, layout=layout)
 
 
 def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts, output: Output) -> History:

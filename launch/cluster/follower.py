@@ -8,6 +8,8 @@ what it keeps of their variables into checkpoints. It prints nothing; it ends wh
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import os
 import signal
 import sys
@@ -33,6 +35,9 @@ if TYPE_CHECKING:  # loads TensorFlow
 
 __all__ = ["follow", "main", "tell_run"]
 
+_SAME = 1e-3
+"""Between means of features of the same data."""
+
 
 def tell_run(board: Board, plan: Plan, data: Data) -> None:
     """Rank 0 tells the others what the run is to do.
@@ -49,7 +54,7 @@ def _told(plan: Plan, data: Data) -> dict[str, Any]:
     found = plan.checkpoint
     checkpoint = {**dataclasses.asdict(found), "folder": os.path.abspath(found.folder)} if found else None
     return {"do": "run", "options": plan.options.to_json(), "config": dataclasses.asdict(plan.config),
-            "data": data.describe(), "checkpoint": checkpoint}
+            "data": data.describe(), "sample": data.sample(), "checkpoint": checkpoint}
 
 
 def follow(board: Board, devices: Devices) -> None:
@@ -65,12 +70,13 @@ def follow(board: Board, devices: Devices) -> None:
     from pase_mtf.launch.arms.arm import build_arm, rows_of  # TensorFlow takes seconds to import
     from pase_mtf.launch.arms.recipe import Recipe
     arms: dict[int, Arm] = {}
+    numbers = itertools.count()
     while (told := board.hear())["do"] != "end":
         match told["do"]:
             case "run":
                 plan, feed = _run(told, devices)
             case "build":
-                arms[len(arms)] = build_arm(plan, Recipe.of_json(told["recipe"]), board)
+                arms[next(numbers)] = build_arm(plan, Recipe.of_json(told["recipe"]), board)
                 feed.read(rows_of(arms.values()))
             case "step":
                 arms[told["arm"]].step(feed.batch(told["batch"]), told["trace"])
@@ -85,7 +91,8 @@ def follow(board: Board, devices: Devices) -> None:
             case "differing_replicas":
                 arms[told["arm"]].differing_replicas()
             case "close":
-                arms[told["arm"]].close()
+                arms.pop(told["arm"]).close()
+                feed.read(rows_of(arms.values()))  # of what only this one has read nothing is read any more
 
 
 def _run(told: Mapping[str, Any], devices: Devices) -> tuple[Plan, _Feed]:
@@ -106,6 +113,11 @@ def _run(told: Mapping[str, Any], devices: Devices) -> tuple[Plan, _Feed]:
     if data.describe() != told["data"]:
         raise MismatchError(f"--data={options.data}: rank {devices.rank} finds {shortened(data.describe())}, rank 0 "
                             f"{shortened(told['data'])}; give every host the same files under the same name")
+    # A decoder of pictures of another version may round otherwise.
+    if not all(math.isclose(mine, theirs, rel_tol=0.0, abs_tol=_SAME)
+               for mine, theirs in zip(data.sample(), told["sample"], strict=True)):
+        raise MismatchError(f"--data={options.data}: rank {devices.rank} finds other examples there than rank 0, as "
+                            "many of the same size; give every host the same files, and the same versions of packages")
     return plan, _Feed(data, BLOCK + 1)
 
 

@@ -25,7 +25,8 @@ import json, sys
 from pase_mtf.compat import tf
 resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
     port_base=int(sys.argv[1]), gpus_per_node=int(sys.argv[2]), gpus_per_task=1, auto_set_gpu=False)
-print(json.dumps(resolver.cluster_spec().as_dict()["worker"]))
+nodes, tasks = resolver._resolve_hostlist(), resolver.cluster_spec().as_dict()["worker"]
+print(json.dumps(sorted(tasks, key=lambda task: nodes.index(task.rpartition(":")[0]))))
 """
 
 
@@ -41,7 +42,8 @@ def first_port(job: int, step: int) -> int:
 def slurm_tasks(processes: int, environment: Mapping[str, str] | None = None) -> tuple[tuple[str, ...], int]:
     """The addresses of the processes of this job step, by rank, and the rank of this one.
 
-    The resolver sorts nodes by name, Slurm counts tasks in an order of its own: which of the addresses is this
+    The resolver sorts nodes by the letters of their names (cpu10 before cpu9); here they are in Slurm's order, so that
+    its task 0, which looks after the folder (`ClusterFlag.rank`), is rank 0. Which of the other addresses is this
     process's is told by its node and its number there.
 
     Args:

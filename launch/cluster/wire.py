@@ -77,7 +77,9 @@ def listen(address: tuple[str, int], from_elsewhere: bool = False) -> socket.soc
             except OSError:
                 note = f"{host} is no address of this host"
         if note:
-            found = socket.create_server(("", port), family=family)
+            # Else Python keeps those out who come by IPv4.
+            both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+            found = socket.create_server(("", port), family=family, dualstack_ipv6=both)
             print(f"note: {note}: its launcher listens on all interfaces, at port {port}", file=sys.stderr, flush=True)
     except OSError as error:
         advice = "is rank 0 running already? Else take others" if error.errno == errno.EADDRINUSE else "take others"

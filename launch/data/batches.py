@@ -29,6 +29,9 @@ ORDER = 2
 _ROUNDS = 8
 """Of the cipher. After the four that TensorFlow takes by default, orders by keys that differ a little are alike."""
 
+_SAMPLED = 64
+"""Examples that tell data apart."""
+
 Batch = dict[str, np.ndarray]
 """Feature name -> values of a batch of examples."""
 
@@ -95,6 +98,13 @@ class Data:
     def describe(self) -> str:
         """One line: what the run trains on."""
         return self.source.description
+
+    def sample(self) -> list[float]:
+        """What tells these data from others that are as many and as large: the mean of every feature of some of them,
+        by name."""
+        numbers = np.unique(np.linspace(0, self.source.examples - 1, _SAMPLED).astype(np.int64))
+        loaded = self.source.load(numbers)
+        return [float(np.asarray(loaded[name], np.float64).mean()) for name in sorted(self.source.types)]
 
     @property
     def vocabulary(self) -> Tokenizer | None:

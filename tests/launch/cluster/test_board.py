@@ -3,12 +3,16 @@
 import dataclasses
 import itertools
 import json
+import struct
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from pase_mtf import models
 from pase_mtf.errors import FormatError, MismatchError
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo
+from pase_mtf.launch.cluster import follower
 from pase_mtf.launch.cluster.board import Board, _more, _pieces, _text
 from pase_mtf.launch.cluster.follower import _Feed, _run, _told
 from pase_mtf.launch.command_line import parse_command_line
@@ -72,3 +76,36 @@ def test_what_a_rank_refuses(tmp_path):
     gone = CheckpointInfo(str(tmp_path / "gone"), 5, "0" * 8)
     with pytest.raises(FormatError, match="gone: is not there for rank 1"):
         _run(_told(dataclasses.replace(plan, checkpoint=gone), data), devices)
+
+
+def test_a_rank_with_other_examples_is_refused(tmp_path):
+    """As many, as large, under the same name: what is told of them in words is the same."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+
+    def write(value):
+        for name, values in (("train-images-idx3-ubyte", np.full((8, 28, 28), value, np.uint8)),
+                             ("train-labels-idx1-ubyte", np.zeros(8, np.uint8))):
+            header = struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
+            (folder / name).write_bytes(header + values.tobytes())
+    write(0)
+    plan = resolve(parse_command_line(["--model=alexnet", "--mesh=2", "--devices=cpu", "--machine=h100", "--batch=4",
+                                       f"--data={folder}", f"--output_dir={tmp_path / 'run'}"]))
+    data = open_data(str(folder), models.get("alexnet"), plan.config, 4, 0)
+    devices = Devices.over_tasks(2, "cpu", ("127.0.0.1:1", "127.0.0.1:2"), rank=1)
+    told = json.loads(json.dumps(_told(plan, data)))
+    _run(told, devices)
+    write(9)
+    with pytest.raises(MismatchError, match="rank 1 finds other examples there than rank 0"):
+        _run(told, devices)
+
+
+def test_what_only_a_closed_arm_has_read_is_read_no_more(monkeypatch):
+    made = [SimpleNamespace(rows=frozenset(rows), close=lambda: None) for rows in ((0, 1), (0,), (2,))]
+    reads, build = [], {"do": "build", "recipe": None}
+    monkeypatch.setattr(follower, "_run", lambda told, devices: (None, SimpleNamespace(read=reads.append)))
+    monkeypatch.setattr("pase_mtf.launch.arms.arm.build_arm", lambda *_: made.pop(0))
+    monkeypatch.setattr("pase_mtf.launch.arms.recipe.Recipe.of_json", lambda found: found)
+    told = [{"do": "run"}, build, build, {"do": "close", "arm": 0}, build, {"do": "close", "arm": 2}, {"do": "end"}]
+    follower.follow(SimpleNamespace(hear=lambda: told.pop(0)), None)
+    assert reads == [(0, 1), (0, 1), (0,), (0, 2), (0,)]

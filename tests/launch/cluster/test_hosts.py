@@ -449,3 +449,13 @@ def test_a_launcher_whose_host_has_a_loopback_address_of_its_own(monkeypatch, ca
         assert everywhere.getsockname()[0] == "0.0.0.0"
     assert capfd.readouterr().err == ("note: alpha is 127.0.1.1 on this host: its launcher listens on all interfaces, "
                                       "at port 0\n")
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this system has no IPv6")
+def test_a_launcher_whose_own_name_is_one_of_ipv6_is_reached_by_both(monkeypatch):
+    known = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **how: known(
+        "::1" if host == "alpha" else host, *rest, **how))
+    with wire.listen(("alpha", 0), from_elsewhere=True) as everywhere:
+        for address in ("127.0.0.1", "::1"):
+            socket.create_connection((address, everywhere.getsockname()[1]), timeout=5).close()

@@ -27,6 +27,14 @@ def test_two_nodes(monkeypatch):
     assert slurm_tasks(4) == (("cpu09:19616", "cpu09:19617", "cpu10:19616", "cpu10:19617"), 3)
 
 
+def test_the_first_task_of_slurm_is_rank_0(monkeypatch):
+    """By their letters cpu10 is before cpu9."""
+    mine = {"SLURM_STEP_NODELIST": "cpu[9-10]", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "cpu9"}
+    for name, value in {**_STEP, **mine}.items():
+        monkeypatch.setenv(name, value)
+    assert slurm_tasks(4) == (("cpu9:19616", "cpu9:19617", "cpu10:19616", "cpu10:19617"), 0)
+
+
 def test_what_is_refused(monkeypatch):
     for name, value in _STEP.items():
         monkeypatch.setenv(name, value)
