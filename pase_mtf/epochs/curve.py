@@ -124,7 +124,8 @@ class EpochCurve:
 
     @checked_arguments
     def at(self, batch: float, *, extrapolate: bool = False) -> Epochs | None:
-        """What a batch takes; None where it lies outside of what was measured.
+        """What a batch takes; None where it lies outside of what was measured, or beyond a batch that did not reach
+        the target.
 
         Args:
           batch: examples per step, over all workers.
@@ -147,8 +148,13 @@ class EpochCurve:
         below, above = self._measured(left), self._measured(right)
         try:
             share = math.log(batch / left) / math.log(right / left)
+            # Beyond the curve the batch that is further off counts the other way round: its most makes the least.
+            if (below.at_least and share > 1.0) or (above.at_least and share < 0.0):
+                return None  # of a bound from below nothing is known there
+            near = (below.low, below.high) if share <= 1.0 else (below.high, below.low)
+            far = (above.low, above.high) if share >= 0.0 else (above.high, above.low)
             median, low, high = (math.exp((1 - share) * math.log(a) + share * math.log(b)) for a, b in (
-                (below.median, above.median), (below.low, above.low), (below.high, above.high)))
+                (below.median, above.median), *zip(near, far, strict=True)))
             if not inside and min(median, low, high) < _LEAST:
                 raise OverflowError("as good as no epochs")
         except OverflowError as error:
@@ -191,7 +197,7 @@ class EpochCurve:
                           int(values.get("seed", number)))
             except (ValueError, KeyError, UsageError) as error:
                 raise DataError(f"{path}: line {number}: {shortened(','.join(row))} is no run; write a whole batch "
-                                f"from 1 to {MOST}, epochs above 0, and 0 or 1 for reached") from error
+                                f"from 1 to {MOST}, epochs above 0, a whole seed, and 0 or 1 for reached") from error
             if runs.setdefault((run.batch, run.seed), run) is not run:
                 raise DataError(f"{path}: line {number}: batch {run.batch} with seed {run.seed} stands there twice; "
                                 "leave one out")

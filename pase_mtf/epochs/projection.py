@@ -127,6 +127,10 @@ class Point:
         None where that is not known: a mix that reaches the target is preferred to one that does not, though that may
         be done first.
         """
+        alone = self.data_parallel
+        if alone is not None and self.best is alone and not alone.epochs.at_least and any(
+                mix.epochs.at_least and mix.seconds_per_example < alone.seconds_per_example for mix in self.mixes):
+            return None
         return self.gain.is_ahead if self.gain else None
 
 

@@ -103,6 +103,7 @@ def test_what_python_callers_give_is_checked():
     (f"batch,epochs\n32,{200_000 * '9'}\n", "field larger than"), ("batch,epochs,reached\n32,4,maybe\n", "line 2"),
     ("batch,epochs,seed\n32,4,0\n32,5,0\n", "line 3.*twice"),
     ('# by hand\nbatch,epochs,note\n32,4,a\n\n64,5,"a\n128,6,b\n', "line 5: no CSV .unexpected end of data.; mend"),
+    ("batch,epochs,seed\n32,4,a\n", "line 2.*a whole seed"), ("batch,epochs,seed\n32,4,\n", "line 2.*a whole seed"),
     ('batch,epochs,note\n32,4,"a\n64,5,"b"\n', "line 2: no CSV")])
 def test_what_is_no_curve_is_told_with_its_line(tmp_path, text, message):
     with pytest.raises(DataError, match=message) as caught:
@@ -126,3 +127,14 @@ def test_runs_that_make_no_sense():
     for batch, epochs in ((1, math.inf), (10 ** 400, 1.0), (1, "2"), ("1", 2.0), (1.5, 2.0), (True, 2.0), (1, None)):
         with pytest.raises(UsageError, match="above 0"):
             Run(batch, epochs)
+
+
+def test_beyond_the_curve_the_least_is_no_more_than_the_most():
+    curve = EpochCurve((Run(16, 2.0), Run(16, 8.0, seed=1), Run(32, 3.0), Run(32, 4.0, seed=1)))
+    for batch in (4, 128):
+        found = curve.at(batch, extrapolate=True)
+        assert found.low <= found.median <= found.high
+    assert curve.at(128, extrapolate=True).low == pytest.approx(27 / 64)
+    missed = EpochCurve((Run(16, 5.0), Run(32, 30.0, reached=False)))
+    assert missed.at(8, extrapolate=True) is None  # "at least 30" there makes it at most 0.83 here
+    assert missed.at(64, extrapolate=True).at_least

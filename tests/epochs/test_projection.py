@@ -192,3 +192,12 @@ def test_numbers_that_are_none():
     for arguments in ([0], [], [1.5], [10 ** 400], [2 ** 31]):
         with pytest.raises(UsageError):
             project_training(_curve(), _steps(), arguments)
+
+
+def test_a_hybrid_that_never_reached_its_target_is_not_known_to_be_behind():
+    for least, known in ((4.0, None), (40.0, False)):  # 40 epochs are too many already
+        curve = EpochCurve((Run(32, least, reached=False), Run(64, 9.0)))
+        projection = project_training(curve, _steps(), [2], [1, 2])
+        assert projection.points[0].best.ways == 1
+        assert projection.points[0].hybrid is known
+        assert ("hybrid is not ahead" in projection_text(projection)) == (known is False)
