@@ -75,6 +75,10 @@ def slicewise_of_sums_of_another(b: Builder) -> Made:
     return gradients([_of_two(y, y - mtf.reduce_mean(y, reduced_dim=dim("x", 4)))], [x])
 
 
+def slicewise_of_one_twice(b: Builder) -> Made:
+    return gradients([_of_two(y := _tripled(b.input("x", [dim("x", 4), dim("y", 4)])), y)], [y])
+
+
 def slicewise_of_another_shifted(b: Builder) -> Made:
     x = b.input("x", [dim("x", 4), dim("y", 4)])
     y = _tripled(x)

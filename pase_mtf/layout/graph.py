@@ -361,6 +361,8 @@ def _twice_note(twice: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     (operation, through), *others = twice.items()
     more = f" (and of {len(others)} more)" if others else ""
-    return (f"note: an input of {operation} is made of another one, through {through}: stock Mesh-TensorFlow counts "
+    what = (f"an input of {operation} is made of another one, through {through}" if through
+            else f"{operation} has one input twice")
+    return (f"note: {what}: stock Mesh-TensorFlow counts "
             f"that way twice in its gradient{more}, on one device, too, pase_mtf.lower once; give the function a "
             "grad_function",)

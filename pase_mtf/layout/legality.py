@@ -188,9 +188,9 @@ class StockLegality:
         """The ways by which tensors are made of another one, as far as not told yet (`operations.flow.Ways`)."""
         return self._ways.between(source, targets)
 
-    def counts_twice(self, operation: mtf.Operation, through: mtf.Operation) -> None:
-        """The gradient of an operation counts twice what comes through another one."""
-        self.twice.setdefault(operation.name, through.name)
+    def counts_twice(self, operation: mtf.Operation, through: mtf.Operation | None) -> None:
+        """The gradient of an operation counts twice what comes through another one; None: it has one input twice."""
+        self.twice.setdefault(operation.name, "" if through is None else through.name)
 
     def scan(self, operation: mtf.Operation, inside: frozenset[mtf.Tensor] | None = None) -> None:
         """Looks at an operation; within a loop, given all tensors that are made in it."""

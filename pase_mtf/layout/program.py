@@ -23,8 +23,8 @@ from pase_mtf.operations.registry import rule_of
 __all__ = ["BuiltGraph", "Program"]
 
 _ARGUMENTS = ("mesh_shape", "layout")
-# What operations hold that says what they do: offsets, dims they work along, and the like.
-_SETTINGS = (bool, int, float, str, mtf.Dimension, mtf.Shape)
+# What operations hold that says what they do: offsets, dims they work along, those that may be split, and the like.
+_SETTINGS = (bool, int, float, str, frozenset, mtf.Dimension, mtf.Shape)
 
 
 @dataclasses.dataclass(frozen=True)

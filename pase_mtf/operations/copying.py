@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.operations.lowering_key import is_versioned
 
 __all__ = ["SMALL", "CannotCopyError", "Pair", "copy_operation", "numbers_that_may_be_sizes",
            "shrunk", "shrunk_together"]
@@ -34,13 +35,18 @@ class CannotCopyError(Exception):
     """Why there is no copy."""
 
 
-def _class_functions(operation: mtf.Operation) -> Iterator[types.FunctionType]:
-    """The functions of an operation's class and of those that it inherits from, Mesh-TF's own left out."""
+def _class_values(operation: mtf.Operation) -> Iterator[object]:
+    """What an operation's class and those that it inherits from hold, Mesh-TF's own left out: functions, numbers."""
     for cls in type(operation).__mro__:
-        if issubclass(cls, mtf.Operation) and cls.__module__ != mtf.ops.__name__:
+        if cls.__module__ != mtf.ops.__name__:
             for name, value in vars(cls).items():
-                if isinstance(value, types.FunctionType) and name not in ("__init__", "gradient"):
-                    yield value
+                if name != "gradient" and not name.startswith("__"):
+                    yield getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The names that code looks up, with the functions that are made in it."""
+    return set(code.co_names).union(*[_names(part) for part in code.co_consts if isinstance(part, types.CodeType)])
 
 
 def _numbers(value: object, depth: int = 0) -> Iterator[int]:
@@ -54,6 +60,9 @@ def _numbers(value: object, depth: int = 0) -> Iterator[int]:
             yield from _numbers(item, depth + 1)
     elif isinstance(value, dict):
         yield from _numbers(list(value.values()), depth + 1)
+    elif isinstance(value, np.ndarray):
+        if value.dtype.kind in "iu" and max(value.shape, default=0) <= SMALL:  # no copy is made of a larger one
+            yield from map(int, value.flat)
     elif isinstance(value, functools.partial):
         yield from _numbers([*value.args, *value.keywords.values(), value.func], depth + 1)
     elif isinstance(value, types.FunctionType):
@@ -64,16 +73,19 @@ def _numbers(value: object, depth: int = 0) -> Iterator[int]:
                 yield from _numbers(cell.cell_contents, depth + 1)
             except ValueError:  # not bound yet
                 continue
+        if not is_versioned(value):  # what it finds by the names of its module
+            found = _names(value.__code__) & value.__globals__.keys()
+            yield from _numbers([value.__globals__[name] for name in sorted(found)], depth + 1)
     elif isinstance(value, types.CodeType):
         yield from _numbers(value.co_consts, depth + 1)
 
 
 def numbers_that_may_be_sizes(operation: mtf.Operation) -> set[int]:
     """The numbers above `SMALL` that an operation holds and that are no size of its dims, or that stand in the text of
-    its class."""
+    its class or beside it: what it finds by the names of its module."""
     sizes = {size for tensor in (*operation.inputs, *operation.outputs) for size in tensor.shape.to_integer_list}
     held = {number for name, value in vars(operation).items() if name not in _OWN for number in _numbers(value)}
-    written = {number for function in _class_functions(operation) for number in _numbers(function)}
+    written = {number for value in _class_values(operation) for number in _numbers(value)}
     return {number for number in (held - sizes) | written if number > SMALL}
 
 

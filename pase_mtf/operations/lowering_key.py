@@ -22,6 +22,8 @@ _SKIPPED = {"_inputs", "_outputs", "_mesh", "_name", "_unsplittable_dims"}
 _MARK = "_pase_mtf_"
 """How the attributes begin that say which layer or block of its model an operation belongs to."""
 _DEEPEST = 6
+# Elements of an array of whole numbers that are compared.
+_FEW = 64
 # Of these, equal ones are alike.
 _PLAIN = frozenset({str, int, float, bool, type(None), frozenset})
 # These last as long as the process, and hold no graph. Functions are TensorFlow's: those of others are taken apart.
@@ -186,7 +188,7 @@ def _operation_key(operation: mtf.Operation, depth: int) -> Hashable:
 
 
 def _key(value: object, depth: int = 0) -> Hashable:
-    """Equal for values that make no difference to a lowering. Arrays and tensors count by shape and dtype."""
+    """Equal for values that make no difference to a lowering. Large arrays and tensors count by shape and dtype."""
     if type(value) in _PLAIN:
         return type(value), value
     if isinstance(value, mtf.Dimension):
@@ -198,7 +200,9 @@ def _key(value: object, depth: int = 0) -> Hashable:
     if isinstance(value, tf.Tensor):
         return "tf", value.dtype, str(value.shape)
     if isinstance(value, np.ndarray):
-        return "array", value.shape, str(value.dtype)
+        # Few whole numbers are axes, an order of dims, paddings: what is made depends on them.
+        few = value.dtype.kind in "biu" and value.size <= _FEW
+        return "array", value.shape, str(value.dtype), tuple(value.ravel().tolist()) if few else ()
     if depth > _DEEPEST:
         return _Itself(value)
     if isinstance(value, (list, tuple)):

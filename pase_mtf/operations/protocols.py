@@ -345,9 +345,9 @@ class StockDemands(Protocol):
     def ways(self, source: mtf.Tensor, targets: Iterable[mtf.Tensor]) -> list[tuple[mtf.Operation, mtf.Tensor]]:
         """The ways by which tensors are made of another one, as far as not told yet (`operations.flow.Ways`)."""
 
-    def counts_twice(self, operation: mtf.Operation, through: mtf.Operation) -> None:
+    def counts_twice(self, operation: mtf.Operation, through: mtf.Operation | None) -> None:
         """The gradient of an operation by an input that another one is made of counts what comes through here twice,
-        under no split, too."""
+        under no split, too; None: it has one input twice."""
 
     def scan(self, operation: mtf.Operation, inside: frozenset[mtf.Tensor]) -> None:
         """Looks at an operation within another, given all tensors that are made within."""

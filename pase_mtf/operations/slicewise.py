@@ -140,6 +140,8 @@ def _gradient_demands(operation: mtf.ops.GenericGradOperation, demands: StockDem
                                f"every part of it has a part of the gradient of {tensor.name}")
     used = dict.fromkeys(tensor for tensor, gradient in zip(forward.inputs, operation.outputs, strict=True)
                          if tensor.dtype.is_floating and demands.is_used(gradient))
+    if any(forward.inputs.count(tensor) > 1 for tensor in used):
+        demands.counts_twice(forward, None)
     # Stock Mesh-TF has TensorFlow differentiate by an input that another is made of, without stopping it there: what
     # comes to it by that way is counted a second time, on every device what came about on that device.
     for source in used:

@@ -178,7 +178,7 @@ def test_what_is_legal_lowers_to_the_values_of_one_device(name):
 
 @pytest.mark.parametrize(("name", "told"), [
     ("slicewise_of_another_shifted", "an input of slicewise is made of another one, through "),
-    ("slicewise_of_less", ""), ("pointwise", "")])
+    ("slicewise_of_one_twice", "slicewise has one input twice"), ("slicewise_of_less", ""), ("pointwise", "")])
 def test_what_stock_counts_twice_is_told(name, told):
     with tf.Graph().as_default():
         builder = Builder(tf.float64)

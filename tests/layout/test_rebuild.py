@@ -369,3 +369,15 @@ def test_a_dim_that_is_there_in_its_parts_beside_its_whole_size_is_split():
         return mesh.graph, [mtf.reduce_sum(mtf.reduce_max(each, reduced_dim=minor))]
     found = find_layout(build_graph, 4, machine=FLAT)
     assert "vocab:" in found.layout_rules
+
+
+def test_graphs_that_declare_other_dims_splittable_are_other_graphs():
+    def build_graph(mesh_shape, layout):
+        graph = mtf.Graph()
+        dims = mtf.Shape([mtf.Dimension("batch", 64), mtf.Dimension("width", 7)])
+        x = mtf.import_tf_tensor(mtf.Mesh(graph, "mesh"), tf.ones([64, 7]), dims)
+        split = [dim for dim in dims.dims if mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, dim) > 1]
+        return graph, [mtf.reduce_sum(mtf.slicewise(tf.tanh, [x], splittable_dims=split))]
+    found = find_layout(build_graph, 4, machine=FLAT)
+    assert not found.data_parallel.problem
+    assert found.layout_rules.startswith("batch:")

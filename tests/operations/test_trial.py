@@ -173,3 +173,60 @@ def test_a_dim_of_two_sizes_is_tried_with_two(make):
         found = try_operation(make(lambda width: mtf.import_tf_tensor(
             mesh, tf.zeros([4096, width]), mtf.Shape([BATCH, dim("width", width)]))))
         assert (found.splits, set(found.whole), found.untried) == (("batch",), {"width"}, "")
+
+
+_PLACE = 20
+
+
+def _before_place(t):
+    return t * tf.cast(tf.range(t.shape[-1]) < 20, t.dtype)
+
+
+class _ByName(own.Same):
+    def lower(self, lowering):
+        self._set(lowering, lambda t: t * tf.cast(tf.range(t.shape[-1]) < _PLACE, t.dtype))
+
+
+class _ByHelper(own.Same):
+    def lower(self, lowering):
+        self._set(lowering, _before_place)
+
+
+class _ByClass(own.Same):
+    place = 20
+
+    def lower(self, lowering):
+        self._set(lowering, lambda t: t * tf.cast(tf.range(t.shape[-1]) < self.place, t.dtype))
+
+
+class _ByArray(own.Same):
+    def __init__(self, x):
+        super().__init__(x)
+        self._place = np.array([20])
+
+    def lower(self, lowering):
+        self._set(lowering, lambda t: t * tf.cast(tf.range(t.shape[-1]) < int(self._place[0]), t.dtype))
+
+
+@pytest.mark.parametrize("cls", [_ByName, _ByHelper, _ByClass, _ByArray])
+def test_numbers_that_stand_beside_the_text_of_a_class_are_not_taken_for_granted(cls):
+    """With a width of 8 all would be before place 20, and a split of the width come out right."""
+    with tf.Graph().as_default():
+        found = try_operation(cls(Builder(tf.float32).input("x", [dim("batch", 16), dim("width", 32)])))
+    assert (found.splits, set(found.whole)) == (("batch",), {"width"})
+
+
+class _Reversed(own.Same):
+    """Reverses the dims whose places an array holds."""
+
+    def __init__(self, x, places):
+        super().__init__(x)
+        self._places = np.array(places)
+
+    def lower(self, lowering):
+        self._set(lowering, lambda t: tf.reverse(t, self._places))
+
+
+def test_operations_that_differ_in_a_small_array_are_tried_each(x):
+    assert try_operation(_Reversed(x, [0])).splits == ("width",)
+    assert try_operation(_Reversed(x, [1])).splits == ("batch",)
