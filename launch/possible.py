@@ -25,7 +25,8 @@ def check_trained_pipeline(options: ResolvedOptions, config: ModelConfig) -> Non
     Raises:
       UsageError: why, and what to do.
     """
-    if options.arms[0].method == PIPELINE and (reason := _why_no_pipeline(options, config)):
+    if options.arms[0].method == PIPELINE and (
+            reason := _why_no_pipeline(options.arms[0], options, config)):
         raise UsageError(f"--strategy={options.strategy}: {reason}")
 
 
@@ -38,7 +39,7 @@ def why_left_out(arm: ArmName, options: ResolvedOptions, config: ModelConfig) ->
       config: the model's sizes.
     """
     if arm.method == PIPELINE:
-        return _why_no_pipeline(options, config)
+        return _why_no_pipeline(arm, options, config)
     if arm.method == "stock" and options.clients == "ranks":
         return "stock Mesh-TensorFlow has one graph for all processes; --clients=one trains it"
     if arm.method == "auto_mtf" and importlib.util.find_spec("ortools") is None:
@@ -46,7 +47,7 @@ def why_left_out(arm: ArmName, options: ResolvedOptions, config: ModelConfig) ->
     return ""
 
 
-def _why_no_pipeline(options: ResolvedOptions, config: ModelConfig) -> str:
+def _why_no_pipeline(arm: ArmName, options: ResolvedOptions, config: ModelConfig) -> str:
     trained = options.arms[0].method == PIPELINE  # to compare with it leaves these flags to the others
     reasons = {
         f"stages need two devices; take a larger --mesh than {options.mesh}": options.mesh_flag.devices < 2,
@@ -56,7 +57,7 @@ def _why_no_pipeline(options: ResolvedOptions, config: ModelConfig) -> str:
         "it is searched for its number of microbatches; leave out --microbatches=auto, or give a number":
             trained and options.microbatch_count is None,
         f"--batch={options.batch} does not split into microbatches; take one that has small divisors":
-            not counts_of_microbatches(options),
+            not arm.argument and not counts_of_microbatches(options),  # that of a file has a number of its own
         "every microbatch draws a dropout mask of its own, and losses could not be compared; give --microbatches, so "
         "that all arms draw the same": config.dropout > 0.0 and (options.microbatch_count or 1) == 1}
     return next((reason for reason, holds in reasons.items() if holds), "")

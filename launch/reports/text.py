@@ -44,7 +44,7 @@ def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGra
         "devices": str(plan.devices),
         "machine": f"{machine.name}: {machine.source}" + (
             "; NOT the devices of this run" if plan.elsewhere else
-            "; measured in one process: what moves between processes takes longer than predicted"
+            "; measured in one process: what moves between processes takes longer than predicted, and more memory"
             if len(plan.devices.tasks) > 1 and not between_processes else ""),
         "model": f"{options.model}, preset {options.preset}, {graph.parameters:,} parameters, "
                  f"{graph.flops / 1e9:.2f} GFLOP a step",

@@ -288,10 +288,20 @@ def test_one_of_a_file_is_compared_with(launch, kept, tmp_path):
     assert not (folder / "pipeline.json").exists()
 
 
+def test_one_of_a_file_has_its_own_number_of_microbatches(launch):
+    """Also one that no search tries."""
+    flags = ("--batch=7", "--compare=none", "--search_only")
+    code, folder, _, err = launch("--strategy=pipeline", "--microbatches=7", *flags)
+    assert code == 0, err
+    code, again, _, err = launch(f"--strategy={folder}/pipeline.json", *flags, output="again")
+    assert code == 0, err
+    assert Pipeline.load(again / "pipeline.json").microbatches == 7
+
+
 @pytest.mark.parametrize(("flags", "code", "message"), [
     (["--mesh=4"], 5, "a pipeline for 2 devices, --mesh=4 has 4; use --mesh=2, or search anew"),
     (["--batch=16"], 5, "take the flags of that run, or search anew"),
-    (["--batch=7", "--compare=none"], 2, "--batch=7 does not split into microbatches"),
+    (["--batch=7", "--compare=none"], 5, "a pipeline of 2 microbatches, --batch=7 does not split so"),
     (["--microbatches=4"], 5, "a pipeline of 2 microbatches, this run has 4; take --microbatches=2, or"),
     (["--memory_limit=1kB"], 4, "per device, 1000 B are allowed; take --strategy=pipeline"),
     (["--sharded_updates"], 5, "take the flags of that run, or search anew")])

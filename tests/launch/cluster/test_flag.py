@@ -123,7 +123,7 @@ def test_a_search_alone_starts_no_process(launch, monkeypatch):
     code, folder, out, _ = launch("--machine=local", "--search_only", "--cluster=local:2", "--compare=none")
     assert code == 0
     assert "2 virtual CPU devices in 2 processes on" in out
-    assert "measured in one process: what moves between processes takes longer than predicted" in out
+    assert "measured in one process: what moves between processes takes longer than predicted, and more memory" in out
     assert (folder / "strategy.json").exists()
 
 
