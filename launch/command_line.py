@@ -33,9 +33,10 @@ measured speedup over data parallelism.
 
   python -m pase_mtf.launch --model=transformer --mesh=8
 
-Exit codes: 0 done; 2 bad usage; 3 no feasible strategy; 4 out of memory; 5 the strategy does not fit the graph;
-6 the losses of the arms disagree; 7 a process of --cluster is missing or was lost; 130 (Ctrl-C), 143 (SIGTERM), 129
-(SIGHUP) and 141 (nobody reads the output) interrupted: what was measured so far is written.
+Exit codes: 0 done; 2 bad usage, a place that cannot be written, or a loss that is not finite; 3 no feasible strategy;
+4 out of memory; 5 the strategy does not fit the graph; 6 the losses of the arms disagree; 7 a process of --cluster is
+missing, was lost, or was started with other flags; 130 (Ctrl-C), 143 (SIGTERM), 129 (SIGHUP) and 141 (nobody reads the
+output) interrupted: what was measured so far is written.
 """
 
 
