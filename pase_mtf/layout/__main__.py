@@ -42,8 +42,8 @@ def _define() -> None:
     flags.DEFINE_string("machine", "local", "whose numbers count: a name, a file (also of kernel times), or local "
                         "(measured)", flag_values=_FLAGS)
     flags.DEFINE_string("prices", None, "roofline (by the rates of the machine; the default, also of local) or "
-                        "measured (the kernels of the layouts themselves, timed here; or told by a file of kernel times "
-                        "that --machine names, whose default it is)", flag_values=_FLAGS)
+                        "measured (the kernels of the layouts themselves, timed here; or told by a file of kernel "
+                        "times that --machine names, whose default it is)", flag_values=_FLAGS)
     flags.DEFINE_string("measure_seconds", "60", "with measured prices, how long to lower and to measure",
                         flag_values=_FLAGS)
     flags.DEFINE_string("memory_limit", "device", "what a layout may need per device: bytes, 11GB, 10.5GiB, "
