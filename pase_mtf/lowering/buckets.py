@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from pase_mtf.compat import mtf, tf
@@ -43,9 +43,11 @@ class Buckets:
     """The sums of a lowering that were made, and that nobody has read yet."""
 
     def __init__(self, facts: Sequence[OperationFacts], phases: Sequence[str],
-                 impl_of: Callable[[mtf.Operation], DeviceMeshImpl], readers: Readers):
-        """Takes the operations of a graph, their phases, the mesh implementation of each, and who reads what."""
-        self._impl_of = impl_of
+                 impl_of: Callable[[mtf.Operation], DeviceMeshImpl], readers: Readers,
+                 fed: Mapping[mtf.Operation, int]):
+        """Takes the operations of a graph, their phases, the mesh implementation of each, who reads what, and what each
+        is made of that steps are fed."""
+        self._impl_of, self._fed = impl_of, fed
         self._in_update = {fact.operation for fact, phase in zip(facts, phases, strict=True)
                            if phase == UPDATE and not fact.loops}
         self._readers = readers
@@ -60,7 +62,9 @@ class Buckets:
         Rows that were looked up, and what another mesh implementation sees of a sum, are not.
         """
         if type(laid_out) is _Sum and laid_out._reduced is None and self._waits(tensor, laid_out.mesh_impl):
-            key = laid_out.mesh_impl.spec.devices, _summed_along(laid_out), tensor.dtype
+            # Who fetches one of several updates need not feed what the others are made of.
+            key = (laid_out.mesh_impl.spec.devices, _summed_along(laid_out), tensor.dtype,
+                   self._fed.get(tensor.operation, 0))
             self._of[tensor] = _Waiting(key, laid_out)
             self._waiting[key][id(laid_out)] = laid_out
 

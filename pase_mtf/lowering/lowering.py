@@ -7,7 +7,7 @@ tensor that another made under another layout, the tensor is moved; nothing is r
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from pase_mtf.arguments import checked_arguments
@@ -29,7 +29,7 @@ from pase_mtf.lowering.reshard import ALL_REDUCE, RESHARDING, assemble, move, re
 from pase_mtf.lowering.summed_rows import SumOfRows, added_rows, sum_of_rows
 from pase_mtf.lowering.turns import Turn, TurnTaking
 from pase_mtf.lowering.variables import LaidOutVariable
-from pase_mtf.operations.facts import read_operations
+from pase_mtf.operations.facts import fed_by, read_operations
 from pase_mtf.operations.flow import Flow
 from pase_mtf.operations.protocols import LaidOut, SummedRows
 from pase_mtf.operations.registry import rule_of
@@ -42,6 +42,20 @@ _Mesh: TypeAlias = MeshSpec | placement_mesh_impl.PlacementMeshImpl
 # What is assigned, by what was there and what is given.
 _COMBINED: dict[Callable[..., tf.Operation], Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     _ops.assign_slice: lambda _, given: given, _ops.assign_add_slice: tf.add, _ops.assign_sub_slice: tf.subtract}
+
+
+class _NotWaitedFor(Container):
+    """Name scopes of what an assignment does not wait for: what no assignment needs, and what is made of something fed
+    that the assignment is not made of, so that who runs it alone need not feed that."""
+
+    def __init__(self, lowering: PlanLowering, assignment: mtf.Operation):
+        self._lowering, self._given = lowering, lowering._fed.get(assignment, 0)
+
+    def __contains__(self, scope: object) -> bool:
+        lowering = self._lowering
+        operation = lowering.scopes.get(str(scope))
+        return scope in lowering.idle_scopes or (
+            operation is not None and bool(lowering._fed.get(operation, 0) & ~self._given))
 
 
 class _Tensors(MutableMapping):
@@ -121,6 +135,7 @@ class PlanLowering(mtf.Lowering):
         flow = Flow(graph)
         self._owner_of = {tensor: flow.owner(tensor).operation for tensor in flow.carried()}
         facts = read_operations(graph, flow)
+        self._fed.update(fed_by(facts))
         phases = phases_of(graph, facts)
         self._idle.update(fact.operation for fact in facts if not fact.is_needed)
         everywhere = self._impl(MeshSpec(((frozenset(), len(devices)),), tuple(range(len(devices)))))
@@ -130,7 +145,7 @@ class PlanLowering(mtf.Lowering):
                                for variable, mesh in (updates or {}).items()})
         self._readers = Readers(facts, phases, self._impl_of.__getitem__, self._updating)
         if not self.emitter.shared:  # else nothing is sent, and sums are made once
-            self._buckets = Buckets(facts, phases, self._impl_of.__getitem__, self._readers)
+            self._buckets = Buckets(facts, phases, self._impl_of.__getitem__, self._readers, self._fed)
         taking = TurnTaking()
         for turn in turns or [Turn(graph.operations)]:
             with taking.turn(turn), self.emitter.behind_turns(turn.after):
@@ -157,6 +172,7 @@ class PlanLowering(mtf.Lowering):
         self.idle_scopes: set[str] = set()
         self.scopes: dict[str, mtf.Operation] = {}
         self._idle: set[mtf.Operation] = set()
+        self._fed: dict[mtf.Operation, int] = {}
         self._counters: list[tuple[str, float]] = []
         self._step = step
         self._filled: tf.Operation | None = None
@@ -175,6 +191,10 @@ class PlanLowering(mtf.Lowering):
                                  "devices are given; give more devices or another plan")
             self._impls[spec] = DeviceMeshImpl(spec, self.emitter)
         return self._impls[spec]
+
+    def not_waited_for(self, assignment: mtf.Operation) -> Container[str]:
+        """Name scopes of the nodes that an assignment does not wait for, though they hold what it changes."""
+        return _NotWaitedFor(self, assignment)
 
     def _spec(self, mesh: _Mesh) -> MeshSpec:
         return mesh if isinstance(mesh, MeshSpec) else MeshSpec.of_mesh_impl(mesh, self.emitter.devices)

@@ -112,7 +112,8 @@ def _deliver(orders: Sequence[_Order], source: Partition, slicer: _Slicer, emitt
 
 
 def _groups(orders: Sequence[_Order], source: Partition) -> dict[int, tuple[int, ...]]:
-    """Device -> the group in which all devices get one piece of each, all of one size; nothing of other devices.
+    """Device -> the group in which all devices get one piece of each, all of one size; nothing of other devices, among
+    them those that have no piece themselves: these are given theirs one by one.
 
     In groups of two there is nothing to be saved: a piece each way.
     """
@@ -123,7 +124,7 @@ def _groups(orders: Sequence[_Order], source: Partition) -> dict[int, tuple[int,
              for device, mine in wanted.items() if len(mine) == 1}
     sizes = {device: {piece.size for _, piece in mine[0].pieces} for device, mine in wanted.items()}
     return {device: members for device, members in froms.items()
-            if len(members) > 2 and len(set(members)) == len(members)
+            if device in members and len(members) > 2 and len(set(members)) == len(members)
             and all(froms.get(other) == members for other in members)
             and len(set().union(*(sizes[other] for other in members))) == 1}
 

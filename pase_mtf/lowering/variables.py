@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
 from pase_mtf.compat import mtf, resource_variable_ops, tf
@@ -57,6 +57,7 @@ class LaidOutVariable:
         self._mesh_impl = mesh_impl
         self._reads: dict[Scope, list[tf.Tensor]] = {}
         self._besides: dict[Scope, list[list[tf.Tensor]]] = {}
+        self._held: dict[Scope, list[tf.Tensor]] = {}
         self._copy_master_to_slices = self._copy_slices_to_master = None
         self._graph = tf.get_default_graph()
         if self.slice_is_master:
@@ -119,6 +120,15 @@ class LaidOutVariable:
         self._besides.setdefault(next(scopes()), []).append(values)
         return values
 
+    def hold(self, values: list[tf.Tensor]) -> None:
+        """Who reads it once more in the current scope reads these: in a loop that does not assign it, what was read as
+        the loop began, for an update outside of it waits for nothing in it."""
+        self._held[next(scopes())] = values
+
+    def held(self) -> list[tf.Tensor] | None:
+        """What `hold` was given in the current scope, if it was."""
+        return self._held.get(next(scopes()))
+
     def read_so_far(self) -> list[tf.Tensor]:
         """What `read_besides` has read in the current scope, on all devices."""
         return [value for values in self._besides.get(next(scopes()), ()) for value in values]
@@ -143,7 +153,7 @@ class LaidOutVariable:
         """
         return self._mesh_impl.emitter.group(self.updates(assign_fn, values))
 
-    def updates(self, assign_fn: Callable, values: Sequence[tf.Tensor], idle: Collection[str] = (),
+    def updates(self, assign_fn: Callable, values: Sequence[tf.Tensor], idle: Container[str] = (),
                 ) -> list[tf.Operation]:
         """The assignments of `assign_to_slices`, for the caller to group with others.
 
@@ -247,7 +257,7 @@ class LaidOutVariable:
             return emitter.group_for(total, [variable.assign_to_master(tf.cast(total, variable.master_dtype))])
 
 
-def _holders(value: tf.Tensor, idle: Collection[str]) -> list[tf.Operation]:
+def _holders(value: tf.Tensor, idle: Container[str]) -> list[tf.Operation]:
     """The nodes so far that hold the memory of a value, if copying it takes longer than to wait for so many.
 
     Those that merely see it in another shape are looked through; those in an idle name scope are none.
@@ -267,7 +277,7 @@ def _holders(value: tf.Tensor, idle: Collection[str]) -> list[tf.Operation]:
     return list(found) if nbytes >= _COPIED_MEANWHILE * len(found) else []
 
 
-def _within(name: str, scopes: Collection[str]) -> bool:
+def _within(name: str, scopes: Container[str]) -> bool:
     return any(name[:position + 1] in scopes for position, letter in enumerate(name) if letter == "/")
 
 

@@ -108,6 +108,17 @@ def _captured(op: mtf.ops.WhileLoopOperation) -> tuple[list[tuple[mtf.Tensor, _R
     return [pair for pair in dict.fromkeys(used) if pair[0] not in made], assigned
 
 
+def _read_besides(op: mtf.ops.WhileLoopOperation) -> list[mtf.Variable]:
+    """The variables that a loop reads once more (`mtf.read_variable`), and inner ones do."""
+    found: list[mtf.Variable] = []
+    for inner in _body(op):
+        if isinstance(inner, _ops.WhileLoopOperation):
+            found += _read_besides(inner)
+        elif isinstance(inner, _ops.ReadVariable):
+            found.append(inner._var)
+    return list(dict.fromkeys(found))
+
+
 class _LoopLowering:
     """A loop while it is lowered, every operation of its body in a layout of its own.
 
@@ -118,6 +129,7 @@ class _LoopLowering:
       impls: of every output of the loop, the mesh implementation of what it is in the body.
       values: what the variables that the body assigns are read as -> the variable.
       pending: number of the accumulator -> the pending sum that it is in the body.
+      begun: variable that the body reads once more, and does not assign -> its slices as the loop begins.
     """
 
     def __init__(self, op: mtf.ops.WhileLoopOperation, lowering: Lowering) -> None:
@@ -136,6 +148,7 @@ class _LoopLowering:
                         else lowering.mesh_impl(reader))
                 lowering.read(t, impl).to_laid_out_tensor()
         self.pending: dict[int, mtf.ops.LazyAllreduceSum] = {}
+        self.begun: dict[mtf.Variable, list[tf.Tensor]] = {}
 
     def _enter(self, placeholders: list[mtf.Tensor], tf_inputs: Sequence[Sequence[tf.Tensor]],
                inner: list[mtf.Operation]) -> None:
@@ -147,6 +160,8 @@ class _LoopLowering:
             for t, variable in self.values.items():
                 laid_out = lowering.variables[variable]
                 lowering.tensors[t] = laid_out.activation(laid_out.read_anew())
+        for variable, values in self.begun.items():
+            lowering.variables[variable].hold(values)
         for operation in inner:
             lowering.lower_operation(operation)
 
@@ -183,6 +198,12 @@ class _LoopLowering:
         for t, impl in zip(op._body_outputs[len(op.inputs):], self.impls[len(op.inputs):], strict=True):
             shape = impl.slice_shape(t.shape)
             starts.append(impl.slicewise(lambda shape=shape, t=t: tf.zeros(shape, t.dtype)).tensor_list)
+        assigned = set(self.values.values())
+        with lowering.emitter.after(x for slices in starts for x in slices):
+            for variable in _read_besides(op):
+                if variable not in assigned:
+                    laid_out = lowering.variables[variable]
+                    self.begun[variable] = laid_out.held() or laid_out.read_besides()
         # One iteration at a time, or the tensors of several are there at once.
         options = {"parallel_iterations": 1, **op._tf_kwargs}
         options.pop("back_prop", None)

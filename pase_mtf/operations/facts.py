@@ -8,13 +8,13 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from pase_mtf.compat import mtf
+from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.alike import Alike
 from pase_mtf.operations.flow import Flow, all_operations
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
 from pase_mtf.operations.registry import Rule, elements, rule_of, splittable_dims
 
-__all__ = ["ASSUMED_TRIPS", "OperationFacts", "needed_for_updates", "read_operations", "trains"]
+__all__ = ["ASSUMED_TRIPS", "OperationFacts", "fed_by", "needed_for_updates", "read_operations", "trains"]
 
 ASSUMED_TRIPS = 1
 """Iterations of a loop whose condition only running the program tells."""
@@ -240,3 +240,23 @@ def needed_for_updates(operations: Sequence[mtf.Operation]) -> list[bool]:
                 read += dependency.outputs if isinstance(dependency, mtf.Operation) else [dependency]
             needed.update(map(id, read))
     return found[::-1]
+
+
+def fed_by(facts: Sequence[OperationFacts]) -> dict[mtf.Operation, int]:
+    """Operation -> what steps may be fed that it is made of, a bit each: imported tensors that are no constants.
+
+    Args:
+      facts: of the operations of a graph.
+    """
+    found: dict[mtf.Operation, int] = {}
+    for fact in facts:
+        imported, loop = fact.rule.imported(fact.operation), fact.rule.loop(fact.operation)
+        bits = 0 if imported is None or tf.get_static_value(imported) is not None else 1 << fact.index
+        behind = [facts[maker].operation for maker in fact.makers if maker >= 0]
+        behind += [tensor.operation for tensor, _ in loop.accumulators] if loop else []
+        behind += [other if isinstance(other, mtf.Operation) else other.operation
+                   for other in fact.rule.waits_for(fact.operation)]
+        for operation in behind:
+            bits |= found.get(operation, 0)
+        found[fact.operation] = bits
+    return found

@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
@@ -226,6 +226,12 @@ class SlicedVariable(Protocol):
     def read_so_far(self) -> list[tf.Tensor]:
         """What `read_besides` has read in the current scope."""
 
+    def hold(self, values: list[tf.Tensor]) -> None:
+        """Who reads it once more in the current scope reads these."""
+
+    def held(self) -> list[tf.Tensor] | None:
+        """What `hold` was given in the current scope, if it was."""
+
     def read_anew(self) -> list[tf.Tensor]:
         """The value of every slice at the beginning of the current scope."""
 
@@ -233,7 +239,7 @@ class SlicedVariable(Protocol):
         """What was read, in the type that the model computes with."""
 
     def updates(self, assign_fn: Callable[..., tf.Operation], values: Sequence[tf.Tensor],
-                idle: Collection[str] = ()) -> list[tf.Operation]:
+                idle: Container[str] = ()) -> list[tf.Operation]:
         """Assigns the slices."""
 
 
@@ -245,14 +251,12 @@ class Lowering(Protocol):
       variables: variable -> its slices.
       operations: operation -> the TensorFlow operation that runs it.
       emitter: makes nodes; knows the devices.
-      idle_scopes: name scopes of the nodes that nothing should wait for.
     """
 
     tensors: MutableMapping[mtf.Tensor, LaidOut]
     variables: MutableMapping[mtf.Operation, SlicedVariable]
     operations: dict[mtf.Operation, tf.Operation]
     emitter: Emitter
-    idle_scopes: Collection[str]
 
     def mesh_impl(self, m: mtf.Mesh | mtf.Operation | mtf.Tensor) -> Mesh:
         """The mesh implementation of an operation, or of a tensor as `tensors` has it."""
@@ -262,6 +266,9 @@ class Lowering(Protocol):
 
     def lower_operation(self, operation: mtf.Operation) -> None:
         """Lowers an operation within this one."""
+
+    def not_waited_for(self, assignment: mtf.Operation) -> Container[str]:
+        """Name scopes of the nodes that an assignment does not wait for, though they hold what it changes."""
 
     def set_tensor_lowering(self, tensor: mtf.Tensor, laid_out: LaidOut) -> None:
         """Sets what an output became."""

@@ -50,7 +50,7 @@ def _lower_variable(op: mtf.Variable, lowering: Lowering) -> None:
 
 def _lower_read(op: mtf.ops.ReadVariable, lowering: Lowering) -> None:
     laid_out = lowering.variables[op._var]
-    lowering.set_tensor_lowering(op.outputs[0], laid_out.activation(laid_out.read_besides()))
+    lowering.set_tensor_lowering(op.outputs[0], laid_out.activation(laid_out.held() or laid_out.read_besides()))
 
 
 def _lower_assign(op: mtf.ops.Assign, lowering: Lowering) -> None:
@@ -58,7 +58,7 @@ def _lower_assign(op: mtf.ops.Assign, lowering: Lowering) -> None:
     updates = []
     for variable, value in _assign_pairs(op):
         assign_fn, slices = lowering.new_value(variable, value, op.assign_fn)
-        updates += lowering.variables[variable].updates(assign_fn, slices, lowering.idle_scopes)
+        updates += lowering.variables[variable].updates(assign_fn, slices, lowering.not_waited_for(op))
     lowering.operations[op] = lowering.emitter.group(updates)
 
 

@@ -276,3 +276,22 @@ def test_buckets_take_all_in_order(seed, monkeypatch):
     # None is opened while there is room in the one before.
     assert all(count + elements[later[0]] > 100 for count, later in zip(filled, small[1:], strict=False))
     assert all_reduces.bucket_of(sum(filled)) == min(100, sum(filled))
+
+
+def test_who_trains_one_of_two_models_need_not_feed_the_other(together):
+    with tf.Graph().as_default():
+        b, (batch, one, two) = nets.Builder(tf.float64), (nets.dim(name, 8) for name in ("batch", "one", "two"))
+        fed, weights = [tf.placeholder(tf.float64, [8, 8]) for _ in range(2)], [
+            b.variable(f"w{number}", [one, two]) for number in range(2)]
+        losses = [mtf.reduce_mean(mtf.square(mtf.einsum(
+            [mtf.import_tf_tensor(b.mesh, x, mtf.Shape([batch, one])), weight], [batch, two])))
+            for x, weight in zip(fed, weights, strict=True)]
+        gradients = [mtf.gradients([loss], [weight])[0] for loss, weight in zip(losses, weights, strict=True)]
+        updates = [mtf.assign_sub(weight.operation, gradient * 0.1)
+                   for weight, gradient in zip(weights, gradients, strict=True)]
+        lowering = _lowered("batch:a")(b)
+        with harness.session(4) as session:
+            session.run(tf.global_variables_initializer())
+            session.run(lowering.copy_masters_to_slices())
+            session.run(lowering.lowered_operation(updates[0]), {fed[0]: np.ones([8, 8])})
+    assert together == []

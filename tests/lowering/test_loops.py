@@ -209,3 +209,30 @@ def test_a_sum_that_a_loop_renames_is_there_outside(builder):
     sums = builder.values("x", [8, 8]).sum(1)
     np.testing.assert_allclose(found[0], 3 * sums, rtol=1e-5)
     np.testing.assert_allclose(found[1], sums, rtol=1e-5)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_what_a_loop_reads_once_more_is_the_value_as_it_begins(builder, later):
+    """Who is handed the variable itself would read it before or after an update that does not wait for the loop. One
+    that the loop waits for (`later`) comes before."""
+    v = builder.variable("v", [_Y])
+    updates = []
+    if later:
+        updates.append(mtf.assign_add(v.operation, mtf.ones(builder.mesh, mtf.Shape([_Y]))))
+    begin = mtf.depend(mtf.zeros(builder.mesh, [_Y]), updates) if later else mtf.zeros(builder.mesh, [_Y])
+    out = mtf.while_loop(lambda i, _: mtf.less(i, 3), lambda i, s: [i + 1, s + mtf.read_variable(v.operation)],
+                         [_counter(builder), begin])[1]
+    if not later:
+        updates.append(mtf.assign_add(v.operation, mtf.ones(builder.mesh, mtf.Shape([_Y]))))
+    plan = dict.fromkeys(all_operations(builder.graph), _by("y", 4))
+    lowering = PlanLowering(builder.graph, plan, _DEVICES)
+    loops = [node for node in tf.get_default_graph().get_operations() if node.type in ("While", "StatelessWhile")]
+    assert len(loops) == 1
+    assert not any(tensor.dtype == tf.resource for tensor in loops[0].inputs)
+    fetches = [lowering.export_to_tf_tensor(out), lowering.lowered_operation(updates[0])]
+    with session() as run:
+        run.run(tf.global_variables_initializer())
+        run.run(lowering.copy_masters_to_slices())
+        for step in range(3):
+            np.testing.assert_allclose(run.run(fetches)[0], 3 * (0.5 * builder.values("v", [8]) + step + later),
+                                       rtol=1e-5)

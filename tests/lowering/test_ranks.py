@@ -298,3 +298,21 @@ def test_every_rank_has_a_summary_to_fetch(rank):
         (_, value), = tf_graph.get_collection("mtf_scalar_summaries")
         assert isinstance(value, tf.Tensor)
         assert any(operation.type.startswith("Collective") for operation in reached(value.op))
+
+
+@pytest.mark.parametrize("rank", [0, 7])
+@pytest.mark.parametrize("sums", [(), ((4, 1),)])
+def test_devices_that_made_nothing_of_a_tensor_are_given_it(sums, rank):
+    """Four of eight ranks have a block each, or a part of a sum; all need the whole, or a piece of the sum."""
+    devices, shape = cluster_devices(8, 1), (64, 64)
+    source = Partition((0, 1, 2, 3), ((1, 1) if sums else (4, 1), (1, 1)))
+    target = Partition(tuple(range(8)), ((8, 1) if sums else (1, 1), (1, 1)))
+    with tf.Graph().as_default():
+        emitter = RankEmitter(devices, Rank.of(devices, rank))
+        block = source.block_shape(shape)
+        tensors = [emitter.known(device, emitter.held_on(device, lambda: tf.zeros(block), block, tf.float32))
+                   for device in devices[:4]]
+        moved = (reduce_and_move(tensors, source, sums, target, shape, emitter) if sums else
+                 move(tensors, source, target, shape, emitter))
+        assert [x.shape.as_list() for x in moved] == [list(target.block_shape(shape))] * 8
+        assert isinstance(moved[rank], tf.Tensor)

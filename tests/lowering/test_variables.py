@@ -76,3 +76,19 @@ def test_a_master_whose_memory_readers_share_is_no_slice(builder):
             before = before + 1.0
         run.run(collect)
         np.testing.assert_allclose(run.run(w.operation.get_master()), before, rtol=1e-5)
+
+
+def test_who_fetches_one_of_two_updates_need_not_feed_the_other(builder):
+    """Two losses share weights, and each is trained in steps of its own."""
+    batch, model, hidden = dim("batch", 8), dim("model", 512), dim("hidden", 512)
+    w, fed = builder.variable("w", [model, hidden]), [tf.placeholder(tf.float32, [8, 512]) for _ in range(2)]
+    inputs = [mtf.import_tf_tensor(builder.mesh, x, mtf.Shape([batch, model])) for x in fed]
+    losses = [mtf.reduce_mean(mtf.square(mtf.einsum([x, w], [batch, hidden]))) for x in inputs]
+    gradients = [mtf.gradients([loss], [w])[0] for loss in losses]
+    updates = [mtf.assign_sub(w.operation, gradient * 0.1) for gradient in gradients]
+    lowering = PlanLowering(builder.graph, dict.fromkeys(builder.graph.operations, _over({"batch": 4})), _DEVICES)
+    with session() as run:
+        run.run(tf.global_variables_initializer())
+        run.run(lowering.copy_masters_to_slices())
+        for update, x in zip(updates, fed, strict=True):
+            run.run(lowering.lowered_operation(update), {x: np.ones([8, 512])})
