@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pase_mtf.compat import mtf, tf
 
+PLACE = 20
+
 
 class Same(mtf.Operation):
     """An output like the input."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from pase_mtf.compat import mtf, tf
-from pase_mtf.operations.lowering_key import is_versioned
+from pase_mtf.operations.lowering_key import content_of, is_of_package, is_versioned, names_in
 
 __all__ = ["SMALL", "CannotCopyError", "Pair", "copy_operation", "numbers_that_may_be_sizes",
            "shrunk", "shrunk_together"]
@@ -40,44 +40,51 @@ def _class_values(operation: mtf.Operation) -> Iterator[object]:
     for cls in type(operation).__mro__:
         if cls.__module__ != mtf.ops.__name__:
             for name, value in vars(cls).items():
-                if name != "gradient" and not name.startswith("__"):
+                # Of Python's own names functions alone: `__firstlineno__` is a number that no program wrote.
+                if name not in ("__init__", "gradient") and (
+                        isinstance(value, types.FunctionType) or not name.startswith("__")):
                     yield getattr(value, "__func__", None) or getattr(value, "fget", None) or value
 
 
-def _names(code: types.CodeType) -> set[str]:
-    """The names that code looks up, with the functions that are made in it."""
-    return set(code.co_names).union(*[_names(part) for part in code.co_consts if isinstance(part, types.CodeType)])
+def _found_by_name(function: types.FunctionType) -> Iterator[object]:
+    """What a function finds by the names of its module, and by those of modules of programs that stand there."""
+    names = names_in(function.__code__)
+    for name in sorted(names & function.__globals__.keys()):
+        value = function.__globals__[name]
+        if not isinstance(value, types.ModuleType):
+            yield value
+        elif not is_of_package(value.__name__):
+            yield from (vars(value)[inner] for inner in sorted(names & vars(value).keys()))
 
 
-def _numbers(value: object, depth: int = 0) -> Iterator[int]:
-    """The integers that a value holds, dims left out."""
+def _numbers(value: object, depth: int = 0, seen: set[int] | None = None) -> Iterator[int]:
+    """The integers that a value holds, dims left out. What functions find by name is looked at anew, however deep they
+    lie, once for every function (`seen`)."""
+    seen = set() if seen is None else seen
     if depth > 5 or isinstance(value, (bool, str, bytes, mtf.Dimension, mtf.Shape, mtf.Tensor, mtf.Operation)):
         return
+    inner: Iterable[object] = ()
     if isinstance(value, (int, np.integer)):
         yield int(value)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in value:
-            yield from _numbers(item, depth + 1)
-    elif isinstance(value, dict):
-        yield from _numbers(list(value.values()), depth + 1)
     elif isinstance(value, np.ndarray):
-        if value.dtype.kind in "iu" and max(value.shape, default=0) <= SMALL:  # no copy is made of a larger one
-            yield from map(int, value.flat)
+        if value.dtype.kind in "iu":
+            yield from map(int, np.unique(value))
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        inner = value
+    elif isinstance(value, dict):
+        inner = value.values()
     elif isinstance(value, functools.partial):
-        yield from _numbers([*value.args, *value.keywords.values(), value.func], depth + 1)
-    elif isinstance(value, types.FunctionType):
-        yield from _numbers(value.__code__, depth + 1)
-        yield from _numbers([value.__defaults__, value.__kwdefaults__], depth + 1)
-        for cell in value.__closure__ or ():
-            try:
-                yield from _numbers(cell.cell_contents, depth + 1)
-            except ValueError:  # not bound yet
-                continue
-        if not is_versioned(value):  # what it finds by the names of its module
-            found = _names(value.__code__) & value.__globals__.keys()
-            yield from _numbers([value.__globals__[name] for name in sorted(found)], depth + 1)
+        inner = (*value.args, *value.keywords.values(), value.func)
     elif isinstance(value, types.CodeType):
-        yield from _numbers(value.co_consts, depth + 1)
+        inner = value.co_consts
+    elif isinstance(value, types.FunctionType):
+        inner = (value.__code__, value.__defaults__, value.__kwdefaults__, *map(content_of, value.__closure__ or ()))
+        if id(value) not in seen and not is_versioned(value):
+            seen.add(id(value))
+            for found in _found_by_name(value):
+                yield from _numbers(found, 0, seen)
+    for item in inner:
+        yield from _numbers(item, depth + 1, seen)
 
 
 def numbers_that_may_be_sizes(operation: mtf.Operation) -> set[int]:

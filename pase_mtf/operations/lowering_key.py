@@ -15,7 +15,8 @@ import numpy as np
 
 from pase_mtf.compat import mtf, tf
 
-__all__ = ["function_key", "is_versioned", "lasting_text", "lowering_key", "text_key"]
+__all__ = ["content_of", "function_key", "is_of_package", "is_versioned", "lasting_text", "lowering_key", "names_in",
+           "text_key"]
 
 # Attributes of operations that say who they are, not what they do.
 _SKIPPED = {"_inputs", "_outputs", "_mesh", "_name", "_unsplittable_dims"}
@@ -92,7 +93,8 @@ def lasting_text(key: Hashable) -> str | None:
     if isinstance(key, tuple):
         match key:
             case "function", str(module), types.CodeType() as code, cells, defaults:
-                return lasting_text(("function", module, _told(code), cells, defaults)) if _versioned(module) else None
+                told = ("function", module, _told(code), cells, defaults)
+                return lasting_text(told) if is_of_package(module) else None
         texts = [lasting_text(entry) for entry in key]
         return None if None in texts else f"({','.join(map(str, texts))})"
     if isinstance(key, frozenset):
@@ -109,7 +111,7 @@ def lasting_text(key: Hashable) -> str | None:
 def is_versioned(function: Callable) -> bool:
     """Whether a function's code is that of a package whose version tells it, whatever name it has taken on."""
     module = _home(function) if isinstance(function, types.FunctionType) else getattr(function, "__module__", "")
-    return _versioned(str(module))
+    return is_of_package(str(module))
 
 
 def _home(function: types.FunctionType) -> str:
@@ -121,7 +123,7 @@ def _is_known_by_name(value: type | types.BuiltinFunctionType | types.FunctionTy
     """Whether its name tells what it is, in a package whose version tells its code. Of a function within a function it
     does not, nor where a package's code has taken on the name of a program's, or a program's that of a package's."""
     if isinstance(value, types.FunctionType):
-        return _versioned(value.__module__) and is_versioned(value) and "<locals>" not in value.__qualname__
+        return is_of_package(value.__module__) and is_versioned(value) and "<locals>" not in value.__qualname__
     if isinstance(value, type) and not value.__flags__ & _BY_STATEMENT and value.__module__ == "builtins":
         return True
     found: object = sys.modules.get(str(value.__module__))
@@ -130,7 +132,8 @@ def _is_known_by_name(value: type | types.BuiltinFunctionType | types.FunctionTy
     return found is value and is_versioned(value)
 
 
-def _versioned(module: str) -> bool:
+def is_of_package(module: str) -> bool:
+    """Whether a module is one of a package whose version tells its code."""
     return str(module).split(".")[0] in _VERSIONED
 
 
@@ -154,16 +157,16 @@ def _globals(function: Callable) -> Iterator[tuple[str, object]]:
             left += value
         elif isinstance(value, types.FunctionType) and not _of_tensorflow(value) and id(value) not in seen:
             seen.add(id(value))
-            left += [*map(_content, value.__closure__ or ()), *(value.__defaults__ or ()),
+            left += [*map(content_of, value.__closure__ or ()), *(value.__defaults__ or ()),
                      *(value.__kwdefaults__ or {}).values()]
-            for name in sorted(_names(value.__code__) & value.__globals__.keys()):
+            for name in sorted(names_in(value.__code__) & value.__globals__.keys()):
                 yield name, value.__globals__[name]
                 left.append(value.__globals__[name])
 
 
-def _names(code: types.CodeType) -> set[str]:
+def names_in(code: types.CodeType) -> set[str]:
     """The names that code looks up, with the functions that are made in it."""
-    return set(code.co_names).union(*[_names(part) for part in code.co_consts if isinstance(part, types.CodeType)])
+    return set(code.co_names).union(*[names_in(part) for part in code.co_consts if isinstance(part, types.CodeType)])
 
 
 def _library(module: types.ModuleType) -> Hashable:
@@ -210,7 +213,7 @@ def _key(value: object, depth: int = 0) -> Hashable:
     if isinstance(value, dict):
         return "dict", tuple((name, _key(value[name], depth + 1)) for name in sorted(value, key=str))
     if isinstance(value, types.FunctionType) and not _of_tensorflow(value):
-        cells = tuple(_key(_content(cell), depth + 1) for cell in value.__closure__ or ())
+        cells = tuple(_key(content_of(cell), depth + 1) for cell in value.__closure__ or ())
         defaults = _key(value.__defaults__, depth + 1), _key(value.__kwdefaults__, depth + 1)
         return "function", _home(value), value.__code__, cells, defaults
     if isinstance(value, functools.partial):
@@ -224,7 +227,7 @@ def _key(value: object, depth: int = 0) -> Hashable:
     return type(value), value
 
 
-def _content(cell: types.CellType) -> object:
+def content_of(cell: types.CellType) -> object:
     """What a function has of its surroundings; the cell itself where that is not bound yet."""
     try:
         return cell.cell_contents

@@ -208,7 +208,43 @@ class _ByArray(own.Same):
         self._set(lowering, lambda t: t * tf.cast(tf.range(t.shape[-1]) < int(self._place[0]), t.dtype))
 
 
-@pytest.mark.parametrize("cls", [_ByName, _ByHelper, _ByClass, _ByArray])
+_PLACES = np.arange(20, 32, dtype=np.int32)
+
+
+def _masking(t):
+    return tf.cast(tf.range(t.shape[-1]) < 20, t.dtype)
+
+
+def _masked(t):
+    return t * _masking(t)
+
+
+class _ByHelperOfHelper(own.Same):
+    def lower(self, lowering):
+        self._set(lowering, _masked)
+
+
+class _ByLongArray(own.Same):
+    def lower(self, lowering):
+        self._set(lowering, lambda t: t * tf.cast(tf.reduce_all(tf.not_equal(
+            tf.range(t.shape[-1])[:, None], _PLACES), 1), t.dtype))
+
+
+class _ByCall(own.Same):
+    def __call__(self, t):
+        return t * tf.cast(tf.range(t.shape[-1]) < 20, t.dtype)
+
+    def lower(self, lowering):
+        self._set(lowering, lambda t: self(t))
+
+
+class _ByModule(own.Same):
+    def lower(self, lowering):
+        self._set(lowering, lambda t: t * tf.cast(tf.range(t.shape[-1]) < own.PLACE, t.dtype))
+
+
+@pytest.mark.parametrize("cls", [_ByName, _ByHelper, _ByClass, _ByArray, _ByHelperOfHelper, _ByLongArray, _ByCall,
+                                 _ByModule])
 def test_numbers_that_stand_beside_the_text_of_a_class_are_not_taken_for_granted(cls):
     """With a width of 8 all would be before place 20, and a split of the width come out right."""
     with tf.Graph().as_default():
