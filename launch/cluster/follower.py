@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # loads TensorFlow
 __all__ = ["follow", "main", "tell_run"]
 
 _SAME = 1e-3
-"""Between means of features of the same data."""
+"""Between means of a feature of the same example."""
 
 
 def tell_run(board: Board, plan: Plan, data: Data) -> None:

@@ -100,11 +100,11 @@ class Data:
         return self.source.description
 
     def sample(self) -> list[float]:
-        """What tells these data from others that are as many and as large: the mean of every feature of some of them,
-        by name."""
+        """What tells these data from others that are as many and as large: of some examples, one by one, for they may
+        be large, the mean of every feature, by name."""
         numbers = np.unique(np.linspace(0, self.source.examples - 1, _SAMPLED).astype(np.int64))
-        loaded = self.source.load(numbers)
-        return [float(np.asarray(loaded[name], np.float64).mean()) for name in sorted(self.source.types)]
+        return [float(np.mean(loaded[name], dtype=np.float64)) for loaded in map(self.source.load, numbers[:, None])
+                for name in sorted(self.source.types)]
 
     @property
     def vocabulary(self) -> Tokenizer | None:

@@ -83,21 +83,22 @@ def test_a_rank_with_other_examples_is_refused(tmp_path):
     folder = tmp_path / "images"
     folder.mkdir()
 
-    def write(value):
-        for name, values in (("train-images-idx3-ubyte", np.full((8, 28, 28), value, np.uint8)),
-                             ("train-labels-idx1-ubyte", np.zeros(8, np.uint8))):
-            header = struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
-            (folder / name).write_bytes(header + values.tobytes())
-    write(0)
+    def write(values):
+        pixels = np.asarray(values, np.uint8).reshape(-1, 1, 1) * np.ones((1, 28, 28), np.uint8)
+        for name, held in (("train-images-idx3-ubyte", pixels), ("train-labels-idx1-ubyte", np.zeros(8, np.uint8))):
+            header = struct.pack(f">BBBB{held.ndim}I", 0, 0, 8, held.ndim, *held.shape)
+            (folder / name).write_bytes(header + held.tobytes())
+    write(range(8))
     plan = resolve(parse_command_line(["--model=alexnet", "--mesh=2", "--devices=cpu", "--machine=h100", "--batch=4",
                                        f"--data={folder}", f"--output_dir={tmp_path / 'run'}"]))
     data = open_data(str(folder), models.get("alexnet"), plan.config, 4, 0)
     devices = Devices.over_tasks(2, "cpu", ("127.0.0.1:1", "127.0.0.1:2"), rank=1)
     told = json.loads(json.dumps(_told(plan, data)))
     _run(told, devices)
-    write(9)
-    with pytest.raises(MismatchError, match="rank 1 finds other examples there than rank 0"):
-        _run(told, devices)
+    for others in ([9] * 8, range(7, -1, -1)):  # the second: the same in another order
+        write(others)
+        with pytest.raises(MismatchError, match="rank 1 finds other examples there than rank 0"):
+            _run(told, devices)
 
 
 def test_what_only_a_closed_arm_has_read_is_read_no_more(monkeypatch):
