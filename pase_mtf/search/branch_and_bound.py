@@ -252,10 +252,10 @@ class Minimiser:
                 affordable = part.affordable(plan, domains, room, self._budget.seconds)
                 if part.worth_reducing(domains, affordable):
                     affordable &= part.reduce(self._budget, room)
-                part.count_finer(room)
                 if affordable:
                     self._eliminate(part.p, plan)
                     return _NOTHING_LEFT
+                part.count_finer(room)
                 if not self._thorough and passes > 1 and self.cost == known:  # a look, and nothing more is found
                     return _Outcome(part.bound, stopped=True)
                 if self._descend(part, others):
@@ -313,8 +313,10 @@ class Minimiser:
         self.statistics["passes"] += found.passes
         self._consider(p, part.state.best, found.cost)
         self._prune(part, rounding)
-        part.reached, part.read = float(found.bound), found.pulled / max(found.passes, 1)
-        part.bound = max(part.bound, part.reached)
+        # Of a sweep that is cut off the bound is told, and the potentials are given up.
+        part.reached = p.constant + float(part.state.minimum.sum())
+        part.read = found.pulled / max(found.passes, 1)
+        part.bound = max(part.bound, float(found.bound))
 
     def _prune(self, part: Part, rounding: float) -> None:
         if part.large:

@@ -8,7 +8,7 @@ from hard_networks import dense
 from random_networks import COSTS, SHAPES, random_network
 
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.search import branch_and_bound, check_certificate, part, solve
+from pase_mtf.search import branch_and_bound, check_certificate, messages, part, solve
 from pase_mtf.search.branch_and_bound import Minimiser
 from pase_mtf.search.packed import Potentials, pack
 from pase_mtf.search.pulls import EXACTLY
@@ -114,11 +114,25 @@ def test_steps_become_finer_with_the_gap():
     sixteenth of the first steps; not where that takes longer than passes, unless these come to a standstill."""
     network = dense(0, 12, 30)
     whole = Minimiser(pack(network.normalized()))._part(-np.inf, None)
-    coarse, vertex = whole.steps.step, sum(vector.min() for vector in network.vectors) / 12
     assert whole.steps is not EXACTLY
-    found = []
-    for gap, read, stalled in ((np.inf, 1e9, 0), (vertex, 1e9, 0), (vertex, 0, 0), (vertex, 0, 1), (0.0, 1e9, 0)):
-        whole.gap, whole.read, whole.stalled = gap * 1e-3, read, stalled
+    coarse, found = whole.steps.step, []
+    most = coarse * 32767 / 4  # the gap of which all first steps are four times as much
+    for gap, read, stalled in ((np.inf, 1, 0), (most / 2, 0, 0), (most / 2, 0, 1), (most / 4, 1, 0), (0.0, 1, 0)):
+        whole.gap, whole.read, whole.stalled = gap, read, stalled
         whole.count_finer(1e9)
         found.append(coarse / whole.steps.step)
-    assert found == [1, 16, 16, 16, 16]
+        assert whole.stalled == 0
+    assert found == [1, 1, 2, 4, 16]
+
+
+def test_potentials_of_a_sweep_that_was_cut_off_are_not_kept(monkeypatch):
+    """Its bound is that of potentials which were given up with it."""
+    search = Minimiser(pack(dense(0, 6, 5).normalized()))
+    whole = search._part(-np.inf, None)
+    search._pass(whole, 1)
+    assert whole.p.constant + whole.state.minimum.sum() < search.cost - search.slack
+    monkeypatch.setattr(branch_and_bound, "message_passes",
+                        lambda *_: messages.PassResult(search.cost, search.cost, 0, 0))
+    search._pass(whole, 1)
+    search._keep_potentials(whole)
+    assert search.potentials is None
