@@ -124,8 +124,8 @@ class EpochCurve:
 
     @checked_arguments
     def at(self, batch: float, *, extrapolate: bool = False) -> Epochs | None:
-        """What a batch takes; None where it lies outside of what was measured, or beyond a batch that did not reach
-        the target.
+        """What a batch takes; None where it lies outside of what was measured, or beyond a batch of which a run
+        did not reach the target.
 
         Args:
           batch: examples per step, over all workers.
@@ -149,7 +149,7 @@ class EpochCurve:
         try:
             share = math.log(batch / left) / math.log(right / left)
             # Beyond the curve the batch that is further off counts the other way round: its most makes the least.
-            if (below.at_least and share > 1.0) or (above.at_least and share < 0.0):
+            if (below.high_at_least and share > 1.0) or (above.high_at_least and share < 0.0):
                 return None  # of a bound from below nothing is known there
             near = (below.low, below.high) if share <= 1.0 else (below.high, below.low)
             far = (above.low, above.high) if share >= 0.0 else (above.high, above.low)

@@ -138,3 +138,7 @@ def test_beyond_the_curve_the_least_is_no_more_than_the_most():
     missed = EpochCurve((Run(16, 5.0), Run(32, 30.0, reached=False)))
     assert missed.at(8, extrapolate=True) is None  # "at least 30" there makes it at most 0.83 here
     assert missed.at(64, extrapolate=True).at_least
+    partly = (Run(16, 2.0), Run(16, 3.0, seed=1), Run(16, 8.0, reached=False, seed=2), Run(32, 4.0))
+    assert not EpochCurve(partly).at(16).at_least
+    assert EpochCurve(partly).at(128, extrapolate=True) is None
+    assert EpochCurve(partly).at(8, extrapolate=True).high_at_least
