@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from pase_mtf import models
 from pase_mtf.calibration.speed import speed_note
-from pase_mtf.errors import DataError, UsageError
+from pase_mtf.errors import DataError, PaseError, UsageError
 from pase_mtf.exit_codes import Output
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.interrupts import Interrupts
@@ -40,6 +40,7 @@ from pase_mtf.launch.strategies.layout_file import layout_of_run, pipeline_text
 from pase_mtf.launch.strategies.pipelining import find_pipelines
 from pase_mtf.launch.strategies.pricing import machine_of, prices_of, tell_untraced, watch_of
 from pase_mtf.launch.strategies.trying import choose_by_steps
+from pase_mtf.launch.summary import arm_rows
 from pase_mtf.launch.training import BLOCK, History, train
 from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.pipeline import Pipeline
@@ -146,7 +147,12 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         built, found = _build(run, found)
         with output_that_may_go() as output:
             history = _train(run, found, built, interrupts, output)
-            _report(run, found, built, history)
+            try:
+                _report(run, found, built, history)
+            except PaseError as error:
+                if not history.disagreement:
+                    raise
+                print(f"warning: {error}", file=sys.stderr)  # that an arm is wrong weighs more
         for arm in built.arms:
             arm.close()
     if problem := history.stopped or history.unwritten:
@@ -330,9 +336,13 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts,
 
 def _report(run: _Prepared, found: _Found, built: _Built, history: History) -> None:
     """Writes summary and report, and shows the table."""
-    rows = write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.chosen,
-                         found.left_out, found.layout, built.same, built.arms, history, run.fitting, run.spent.seconds)
-    print("", final_table(rows), "", f"files: {run.plan.options.output_dir}", sep="\n")
+    rows = arm_rows(found.names, history, found.chosen, built.same,
+                    {arm.name: arm.measured_bytes for arm in built.arms}, run.plan.options.batch)
+    try:
+        write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.chosen,
+                      found.left_out, found.layout, built.same, built.arms, history, run.fitting, run.spent.seconds)
+    finally:  # what was measured is there though it cannot be written
+        print("", final_table(rows), "", f"files: {run.plan.options.output_dir}", sep="\n")
     if note := elsewhere_note(run.plan, run.machine):
         print(f"note: {note}")
     if note := orders_note(rows):

@@ -14,7 +14,7 @@ from pase_mtf.models.checks import divisors
 from pase_mtf.runtime import MAX_DEVICES
 
 __all__ = ["ARM_NAMES", "BY_BATCH", "PIPELINE", "STOCK", "ArmName", "MeshFlag", "fitting_arms", "largest_divisor",
-           "parse_arms", "parse_mesh"]
+           "parse_arms", "parse_mesh", "trained_name"]
 
 STOCK = "stock_data_parallel"
 PIPELINE = "pipeline"
@@ -162,6 +162,11 @@ def fitting_arms(arms: tuple[ArmName, ...], batch: int, devices: int) -> tuple[A
         elif count > 1:
             result.append(dataclasses.replace(arm, name=f"{arm.name}_{count}", argument=str(count)))
     return tuple(result)
+
+
+def trained_name(strategy: str) -> str:
+    """What the arm of a --strategy is called, also where its file is not there any more."""
+    return strategy if strategy in _BY_NAME else _name_of_file(strategy)
 
 
 def _name_of_file(path: str) -> str:

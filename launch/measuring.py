@@ -218,7 +218,7 @@ def run(request: Request, interrupts: Interrupts) -> int:
     if request.listing:
         _list(request)
     if request.save is not None:
-        _save(request, meters, whole)
+        _save(request, meters, whole, interrupted=code != 0)
     return code
 
 
@@ -363,11 +363,13 @@ def _of_today(times: KernelTimes) -> bool:
             and times.on == fingerprint_of_kernels(devices, kind))
 
 
-def _save(request: Request, meters: Mapping[int, KernelMeter], whole: bool) -> None:
+def _save(request: Request, meters: Mapping[int, KernelMeter], whole: bool, *, interrupted: bool) -> None:
     """Saves what is kept and what was measured now, which there may have been no place to keep for; unless the file
     holds what would be lost, as not the whole was measured."""
     known = {str(meter.path): meter.times_to_save() for meter in meters.values() if meter.measured}
     tables = [found for path, times in _kept(request) if len(found := known.get(path, times))]
+    if not tables and interrupted:
+        return  # as was said
     if not tables:
         counts = ",".join(str(mesh.devices) for mesh in request.meshes) or "8"
         raise UsageError(f"--save={request.save}: no kernels are kept of this machine for {counts} devices; measure "

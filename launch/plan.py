@@ -12,8 +12,7 @@ from pase_mtf import models
 from pase_mtf.calibration.cache import fingerprint_of_kernels
 from pase_mtf.calibration.load import is_kernel_file
 from pase_mtf.calibration.saved import SavedKernels
-from pase_mtf.errors import UsageError
-from pase_mtf.files import read_json
+from pase_mtf.errors import MismatchError, UsageError
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo, find_checkpoint
 from pase_mtf.launch.cluster.membership import Membership, processes_here
 from pase_mtf.launch.cluster.slurm import slurm_tasks
@@ -208,17 +207,26 @@ def _check_arms(options: Options) -> None:
     Raises:
       UsageError: the updates of weights are to be split, and are no layers.
       FormatError: a strategy or pipeline file that is truncated or foreign.
+      MismatchError: one for another number of devices.
     """
     for arm in options.arms:
         if arm.method == "zero" and not options.sharded_updates:
             raise UsageError("arm zero: splits the updates of weights, which are no layers of their own; add "
                              "--sharded_updates, or leave the arm out")
         if arm.method == "file":
-            from pase_mtf.strategy import strategy  # loads numba: only where there is a file to check
-            read_json(arm.argument, strategy.FORMAT, strategy.VERSION)
+            from pase_mtf.strategy.strategy import Strategy  # loads numba: only where there is a file to check
+            _check_devices(arm.argument, "strategy", Strategy.load(arm.argument).devices, options)
         if arm.method == PIPELINE and arm.argument:
             from pase_mtf.pipeline.pipeline import Pipeline  # as above
-            Pipeline.load(arm.argument)
+            _check_devices(arm.argument, "pipeline", Pipeline.load(arm.argument).devices, options)
+
+
+def _check_devices(path: str, what: str, devices: int, options: Options) -> None:
+    """Raises MismatchError where a file is for another number of devices than the run has."""
+    mesh = options.mesh_flag
+    if devices != mesh.devices:
+        raise MismatchError(f"{path}: a {what} for {devices} devices, --mesh={mesh.text} has {mesh.devices}; use "
+                            f"--mesh={devices}, or search anew")
 
 
 def _if_missing(flag: str, value: str, earlier: Mapping[str, Any]) -> str | None:

@@ -40,16 +40,21 @@ _BEFORE_THAT = (METRICS, LOCK)
 """What a run may have made before it wrote its configuration."""
 
 
+def _check_name(path: str) -> None:
+    """Raises UsageError where TensorFlow would not take, or not find, what lies in a folder of that name."""
+    told = f"--output_dir={shortened(path, quoted=False)}: TensorFlow takes"
+    if _is_pattern(path):
+        raise UsageError(f"{told} [ and \\ for a pattern, and would not find its checkpoints again; leave them out")
+    if not _is_utf8(path):
+        raise UsageError(f"{told} paths of UTF-8 only; name another")
+
+
 def check_new_folder(path: str | None) -> None:
     """Raises UsageError where no new folder can be made there; None: outputs/, whose name comes later."""
     if path is not None and not path.strip():
         raise UsageError("--output_dir is empty; name a new folder, or leave the flag out")
-    if path and _is_pattern(path):
-        raise UsageError(f"--output_dir={shortened(path, quoted=False)}: TensorFlow takes [ and \\ for a pattern, and "
-                         "would not find its checkpoints again; leave them out")
-    if path and not _is_utf8(path):
-        raise UsageError(f"--output_dir={shortened(path, quoted=False)}: TensorFlow takes paths of UTF-8 only; name "
-                         "another")
+    if path:
+        _check_name(path)
     if path and ("\0" in path or os.path.lexists(path)):
         raise UsageError(f"--output_dir={shortened(path, quoted=False)}: exists and is never overwritten; name a new "
                          "one")
@@ -101,6 +106,9 @@ def check_folder_taken_up(path: str | None) -> None:
     if not os.path.isdir(path):
         check_new_folder(path)
     elif not os.path.isfile(os.path.join(path, _CONFIG)):
+        _check_name(path)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise UsageError(f"--output_dir={shortened(path, quoted=False)}: cannot be written to; name another place")
         foreign = [name for name in names_in(path) if name not in _BEFORE_THAT and not name.startswith(f".{_CONFIG}")]
         if foreign:
             raise UsageError(f"--output_dir={shortened(path, quoted=False)}: holds {shortened(min(foreign))}, and no "

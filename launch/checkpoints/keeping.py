@@ -73,9 +73,9 @@ class Keeper:
             return
         self._done, self._finite = record.step + 1, math.isfinite(record.loss)
         due = (self._done % self._every == 0 if self._every else self._clock() - self._last >= EVERY_SECONDS)
-        # The first step of a run that goes on is compared with the run before only after this: what data by mistake
-        # have made of it must not be what the next run begins with.
-        if due and self._finite and not 0 < self._began == record.step:
+        # The first step is compared, with the other arms and the run before, only after this: what a wrong strategy, or
+        # other data by mistake, have made of it must not be what the next run begins with.
+        if due and self._finite and self._began != record.step:
             try:
                 # What looks wrong later on is settled from where the run began, which may lie in this folder.
                 why = "" if self.write(self._began) else f"the loss of {self._arm.name} is not finite there"

@@ -22,6 +22,7 @@ from pase_mtf.errors import DataError, PaseError
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.data.batches import Batch, Source
 from pase_mtf.models.presets import TextConfig
+from pase_mtf.models.recurrent_presets import BiglstmConfig, RnnlmConfig
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -66,12 +67,17 @@ def read_lines(path: str) -> list[str]:
 
 
 def check_text(paths: Sequence[str], config: TextConfig) -> None:
-    """Reads the files, and no more.
+    """Reads the files, and looks at how many there are, and how many lines they have.
 
     Raises:
-      DataError: see `read_lines`; a vocabulary too small for any text.
+      DataError: see `read_lines`; a vocabulary too small for any text; two files of a language model, or two of which
+        the lines of one are no translation of the other's.
     """
-    _read(paths, config, "text.txt")
+    texts = _read(paths, config, "text.txt")
+    if isinstance(config, (BiglstmConfig, RnnlmConfig)):
+        _check_alone(paths)
+    elif len(texts) == 2:
+        _pairs(paths, texts)
 
 
 def text_source(paths: Sequence[str], config: TextConfig) -> Source:
@@ -93,8 +99,7 @@ def language_source(paths: Sequence[str], config: TextConfig) -> Source:
       DataError: see `text_source`; more than one file.
     """
     texts = _read(paths, config, "text.txt")
-    if len(texts) > 1:
-        raise DataError(f"{','.join(paths)}: {len(texts)} files, and a language model trains on one; give text.txt")
+    _check_alone(paths)
     tokenizer, tokens = _tokens(texts[0], config)
     length = config.length
     examples = (len(tokens) - 1) // length
@@ -130,13 +135,24 @@ def _tokens(lines: list[str], config: TextConfig) -> tuple[Tokenizer, np.ndarray
     return tokenizer, _Ragged(_encode(tokenizer, [line + "\n" for line in lines])).tokens
 
 
-def _parallel(paths: Sequence[str], texts: list[list[str]], config: TextConfig) -> Source:
+def _check_alone(paths: Sequence[str]) -> None:
+    if len(paths) > 1:
+        raise DataError(f"{','.join(paths)}: {len(paths)} files, and a language model trains on one; give text.txt")
+
+
+def _pairs(paths: Sequence[str], texts: list[list[str]]) -> list[tuple[str, str]]:
+    """The lines of two files that have text in both."""
     if len(texts[0]) != len(texts[1]):
         raise DataError(f"{paths[0]} has {len(texts[0]):,} lines and {paths[1]} has {len(texts[1]):,}; line i of one "
                         "has to be the translation of line i of the other")
     pairs = [(source, target) for source, target in zip(*texts, strict=True) if source.strip() and target.strip()]
     if not pairs:
         raise DataError(f"{paths[0]}, {paths[1]}: no line has text in both files; check that they belong together")
+    return pairs
+
+
+def _parallel(paths: Sequence[str], texts: list[list[str]], config: TextConfig) -> Source:
+    pairs = _pairs(paths, texts)
     lines, texts = len(texts[0]), [list(side) for side in zip(*pairs, strict=True)]
     tokenizer = _vocabulary(texts, config.vocab)
     most = config.length - 1  # room for the end of the sentence

@@ -18,7 +18,7 @@ from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.data import ORDER, Data
-from pase_mtf.launch.flag_values import parse_arms
+from pase_mtf.launch.flag_values import trained_name
 from pase_mtf.launch.judging.losses import FIRST, FIRST_NARROW, Comparison, agree, largest_update, updates_of
 from pase_mtf.launch.judging.settling import STEPS, Settled, settle
 from pase_mtf.launch.plan import Plan
@@ -152,7 +152,7 @@ def losses_before(plan: Plan) -> list[float]:
         return []
     if plan.checkpoint.order != ORDER:
         return []  # an earlier version took the examples in another order
-    name = parse_arms(plan.earlier["strategy"], "none")[0].name
+    name = trained_name(plan.earlier["strategy"])
     told = dataclasses.replace(plan.options, microbatches=plan.earlier.get("microbatches", "1")).microbatch_count
     known: dict[int, float] = {}
     if _has_masks_of(plan, told):

@@ -210,7 +210,7 @@ def largest_update(updates: Iterable[Update], precision: float, tolerance: float
         # sums that cancel (it has no influence on the loss) is compared at the scale of the others.
         allowed = tolerance * update.change + 4 * precision * update.size + 1e3 * precision * scales[update.kind]
         ratio = update.difference / allowed if allowed else math.inf if update.difference else 0.0
-        if not ratio <= excess:
+        if not (math.isnan(excess) or ratio <= excess):  # beyond what is no number there is nothing
             worst, excess = update, ratio
     if worst is None:
         return None

@@ -189,8 +189,9 @@ def headline(rows: Mapping[str, ArmRow], chosen: Chosen, elsewhere: bool = False
                         else f"the shortest step of {simulated}")
     elif chosen.search.get("optimal"):
         judged = chosen.search.get("simulated")
+        best = "within a thousandth of " * ("shortest_simulated_seconds" in chosen.search) + "the best"
         said.append("proven optimal" + " by the kernels that were timed" * bool(chosen.search.get("kernels"))
-                    + f" by the sum of costs, of {judged} simulated steps the best" * bool(judged))
+                    + f" by the sum of costs, of {judged} simulated steps {best}" * bool(judged))
     elif chosen.search.get("simulated"):
         shortest = f"the shortest simulated step of {chosen.search['simulated']}"
         # Of steps that are as good the simpler or the cheaper one was taken.

@@ -214,6 +214,11 @@ def test_data_is_checked_without_a_model(tmp_path):
                         (str(tmp_path), "a folder")):
         with pytest.raises(DataError, match=match):
             check_data(spec, LANGUAGE)
+    (tmp_path / "one.txt").write_text("a\n")
+    (tmp_path / "two.txt").write_text("a\nb\n")
+    for config, match in ((TEXT, "has 1 lines and .* has 2"), (LANGUAGE, "a language model trains on one")):
+        with pytest.raises(DataError, match=match):
+            check_data(f"{tmp_path}/one.txt,{tmp_path}/two.txt", config)
     with pytest.raises(DataError, match=r"empty\.txt"):
         check_data(str(tmp_path / "empty.txt"), models.load_config("alexnet", "tiny", batch=4))
 

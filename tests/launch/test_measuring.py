@@ -9,6 +9,7 @@ import pytest
 
 from pase_mtf.calibration.cache import kernels_path
 from pase_mtf.launch import __main__ as launcher
+from pase_mtf.launch import measuring
 from pase_mtf.launch.measuring import main
 from pase_mtf.machine.kernel_file import load_times
 from pase_mtf.machine.kernel_table import load_tables, table_for
@@ -389,3 +390,13 @@ def test_a_table_of_devices_without_end_is_not_of_today(cache_dir, capsys):
     path.write_text('{"on": {"devices": 1' + "0" * 400 + ', "kind": "cpu"}}\n')
     assert main(["--list"]) == 0
     assert "not read here" in capsys.readouterr().out
+
+
+def test_interrupted_before_anything_is_known_nothing_is_saved(cache_dir, preset, tmp_path, monkeypatch, capsys):
+    def at_once(*_):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(measuring, "_references", at_once)
+    path = tmp_path / "mine.json"
+    assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", f"--save={path}"]) == 130
+    assert capsys.readouterr().err.endswith("interrupted before anything was measured\n")
+    assert not path.exists()

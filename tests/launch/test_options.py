@@ -9,7 +9,7 @@ import pytest
 
 from pase_mtf import models
 from pase_mtf.calibration.cache import fingerprint_of_kernels
-from pase_mtf.errors import UsageError
+from pase_mtf.errors import FormatError, MismatchError, UsageError
 from pase_mtf.exit_codes import HelpRequested
 from pase_mtf.launch.__main__ import main
 from pase_mtf.launch.command_line import parse_command_line
@@ -286,3 +286,14 @@ def test_a_run_of_an_earlier_version_is_resumed_with_what_holds_by_default(tmp_p
     assert resumed.dtype == "float32"
     assert resumed.trial
     assert resumed.memory_limit == "device"
+
+
+@pytest.mark.parametrize("flag", ["strategy", "compare"])
+def test_a_strategy_for_others_does_not_wait_for_tensorflow(finished, tmp_path, flag):
+    path, damaged = finished / "strategy.json", tmp_path / "damaged.json"
+    damaged.write_text(json.dumps({**json.loads(path.read_text()), "devices": "2"}))
+    for file, error, says in ((path, MismatchError, "for 2 devices, --mesh=4 has 4; use --mesh=2, or search anew"),
+                              (damaged, FormatError, "devices is '2'")):
+        with pytest.raises(error, match=says):
+            resolve(parse_command_line(["--model=alexnet", "--mesh=4", "--devices=cpu", "--machine=a100",
+                                        f"--{flag}={file}"]))

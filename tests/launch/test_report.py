@@ -190,6 +190,8 @@ def test_where_steps_are_simulated_these_are_what_is_predicted(rows):
     told = headline(rows, strategy)
     assert told.endswith("predicted within 5 %")
     assert "proven optimal by the sum of costs, of 9 simulated steps the best" in told
+    strategy.search["shortest_simulated_seconds"] = 0.01899
+    assert "of 9 simulated steps within a thousandth of the best" in headline(rows, strategy)
 
 
 def test_a_pipeline_is_compared_with_the_simulated_step_of_data_parallelism():

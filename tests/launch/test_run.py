@@ -16,6 +16,7 @@ from pase_mtf.errors import OutOfMemoryError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.checkpoints import checkpoint, keeping
+from pase_mtf.launch.files import RunFiles
 from pase_mtf.launch.summary import ArmRow
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.strategy import Strategy
@@ -247,7 +248,8 @@ def test_a_strategy_for_another_number_of_devices(launch, finished):
 def test_a_wrong_strategy_ends_the_run(launch):
     """An all-reduce is missing: the summed loss is that of one device's examples."""
     with planted(Plant("all-reduce", 0)):
-        code, folder, out, err = launch("--strategy=data_parallel", "--compare=stock_data_parallel")
+        code, folder, out, err = launch("--strategy=data_parallel", "--compare=stock_data_parallel",
+                                        "--checkpoint_every=1")
     assert code == 6
     assert err.startswith("error: losses differ at step 0: stock_data_parallel")
     assert "in float64 data_parallel computes something else than one device does" in err
@@ -255,6 +257,24 @@ def test_a_wrong_strategy_ends_the_run(launch):
     assert json.loads((folder / "summary.json").read_text())["status"] == "losses disagree"
     assert "Losses disagree" in (folder / "report.html").read_text()
     assert not (folder / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_was_found_is_told_though_it_cannot_be_written(launch, monkeypatch, wrong):
+    write = RunFiles.write
+
+    def full(self, name, text):
+        if name == "report.html":
+            raise UsageError(f"cannot write {name}: No space left on device; free space or choose another place")
+        write(self, name, text)
+    monkeypatch.setattr(RunFiles, "write", full)
+    if wrong:
+        with planted(Plant("all-reduce", 0)):
+            code, _, out, err = launch("--strategy=data_parallel", "--compare=stock_data_parallel")
+    else:
+        code, _, out, err = launch("--compare=none", "--steps=1")
+    assert (code, "measured ms" in out, "No space left" in err) == (6 if wrong else 2, True, True)
+    assert ("in float64 data_parallel computes something else" in err) == wrong
 
 
 @pytest.mark.slow

@@ -139,6 +139,12 @@ def test_what_it_cannot_go_on_with(preset, finished, tmp_path, capsys, monkeypat
     assert "is never overwritten" in refused(*command, f"--output_dir={preset}")
     for name in ("lr[0.1]", "a\\b"):
         assert "take" in refused(*command, f"--output_dir={tmp_path / name}")
+    for name in ("made[1]", "locked"):  # by whoever starts the job
+        (tmp_path / name).mkdir()
+    assert "for a pattern" in refused(*command, f"--output_dir={tmp_path / 'made[1]'}")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)
+        assert "cannot be written to; name" in refused(*command, f"--output_dir={tmp_path / 'locked'}")
     with monkeypatch.context() as patch:
         patch.setattr(os, "listdir", lambda path: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
         assert "cannot be read (Permission denied)" in refused(*command, f"--output_dir={tmp_path / 'foreign'}")

@@ -97,3 +97,8 @@ def test_what_was_not_compared_with_the_run_before_is_not_kept(written):
     assert written == []
     keeper.finish(History(5, {}, compared=True))
     assert written == [6]
+
+
+def test_the_first_step_is_not_kept_before_it_was_compared(written):
+    _watched(_keeper([1.0] * 9, every=1), [1.0] * 3)
+    assert written == [2, 3]

@@ -185,3 +185,13 @@ def test_lines_of_metrics_that_tell_no_loss_are_passed_over(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{line}\n{{"arm": "search", "step": 3, "loss": 2.0}}\n')
     assert judge._metrics(str(path), "search") == {3: 2.0}
+
+
+def test_the_run_before_may_have_trained_a_file_that_is_gone(tmp_path):
+    plan = resolve(parse_command_line(["--model=alexnet", "--preset=tiny", "--mesh=2", "--devices=cpu",
+                                       "--machine=h100"]))
+    (tmp_path / "metrics.jsonl").write_text('{"arm": "best", "step": 3, "loss": 4.0}\n')
+    plan = dataclasses.replace(
+        plan, options=dataclasses.replace(plan.options, resume=str(tmp_path)), earlier={"strategy": "best"},
+        checkpoint=CheckpointInfo("step-3", 3, "abc", order=ORDER, microbatches=1))
+    assert judge.losses_before(plan) == [4.0]

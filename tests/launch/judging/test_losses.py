@@ -187,3 +187,9 @@ def test_products_in_tf32_are_no_suspicion(monkeypatch, kind, rounded, settles):
     losses = {"search": [2.0], "data_parallel": [2.002]}
     assert found.check(SimpleNamespace(losses=lambda arm, since: losses[arm][since:], first_step=0)) is None
     assert bool(asked) == settles
+
+
+def test_an_update_that_is_no_number_is_the_one_that_is_named():
+    updates = [Update(name, "", 1.0, 1e-2, difference) for name, difference in (
+        ("a", 1e-9), ("b", math.nan), ("c", 2e-9))]
+    assert "changes b otherwise" in largest_update(updates, EPSILON, 0.02)
