@@ -87,7 +87,7 @@ class Keeper:
 
     def finish(self, history: History) -> None:
         """Writes the last checkpoint of a run; where there is none its history says why, as there is more to write."""
-        if self._began > 0 and not history.compared:
+        if self._done <= self._began + 1 and not history.compared:
             return  # as in `watch`: who goes on next begins where this one did
         try:
             written = self.write()

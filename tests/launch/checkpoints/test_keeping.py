@@ -102,3 +102,10 @@ def test_what_was_not_compared_with_the_run_before_is_not_kept(written):
 def test_the_first_step_is_not_kept_before_it_was_compared(written):
     _watched(_keeper([1.0] * 9, every=1), [1.0] * 3)
     assert written == [2, 3]
+
+
+def test_the_first_step_of_a_run_that_was_interrupted_in_it_is_not_kept(written):
+    keeper = _keeper([1.0] * 9)
+    _watched(keeper, [1.0])
+    keeper.finish(History(0, {}))
+    assert written == []
