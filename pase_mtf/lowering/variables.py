@@ -58,6 +58,7 @@ class LaidOutVariable:
         self._reads: dict[Scope, list[tf.Tensor]] = {}
         self._besides: dict[Scope, list[list[tf.Tensor]]] = {}
         self._held: dict[Scope, list[tf.Tensor]] = {}
+        self._updated: set[Scope] = set()
         self._copy_master_to_slices = self._copy_slices_to_master = None
         self._graph = tf.get_default_graph()
         if self.slice_is_master:
@@ -125,6 +126,10 @@ class LaidOutVariable:
         the loop began, for an update outside of it waits for nothing in it."""
         self._held[next(scopes())] = values
 
+    def is_updated(self) -> bool:
+        """Whether an update was made before in the current scope, or in a loop within it."""
+        return next(scopes()) in self._updated
+
     def held(self) -> list[tf.Tensor] | None:
         """What `hold` was given in the current scope, if it was."""
         return self._held.get(next(scopes()))
@@ -164,6 +169,7 @@ class LaidOutVariable:
           assign_fn, values: of `assign_to_slices`.
           idle: name scopes of nodes not to wait for.
         """
+        self._updated.update(scopes())
         read = self.has_read() or [None] * len(values)
         result, emitter = [], self._mesh_impl.emitter
         values = [emitter.exchange.bring(device, value)

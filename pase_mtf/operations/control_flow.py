@@ -119,6 +119,17 @@ def _read_besides(op: mtf.ops.WhileLoopOperation) -> list[mtf.Variable]:
     return list(dict.fromkeys(found))
 
 
+def _operations_before(op: mtf.ops.WhileLoopOperation, lowering: Lowering) -> list[tf.Operation]:
+    """The operations outside of a loop that something in it waits for."""
+    found: list[tf.Operation] = []
+    for inner in _body(op):
+        if isinstance(inner, _ops.WhileLoopOperation):
+            found += _operations_before(inner, lowering)
+        found += [lowering.operations[other] for other in rule_of(inner).waits_for(inner)
+                  if isinstance(other, mtf.Operation) and other in lowering.operations]
+    return found
+
+
 class _LoopLowering:
     """A loop while it is lowered, every operation of its body in a layout of its own.
 
@@ -128,6 +139,7 @@ class _LoopLowering:
     Attributes:
       impls: of every output of the loop, the mesh implementation of what it is in the body.
       values: what the variables that the body assigns are read as -> the variable.
+      before: what the loop waits for besides its inputs.
       pending: number of the accumulator -> the pending sum that it is in the body.
       begun: variable that the body reads once more, and does not assign -> its slices as the loop begins.
     """
@@ -137,16 +149,19 @@ class _LoopLowering:
         self.impls = [lowering.producer_impl(t) for t in op.outputs]
         captured, assigned = _captured(op)
         self.values = {variable.outputs[0]: variable for variable in assigned}
+        self.before: list[tf.Tensor | tf.Operation] = []
         for t, reader in captured:
             if t in self.values:
                 continue
             # Summed, and moved to where it is read, before the loop starts, once.
             if reader is None:
-                lowering.stored(t).to_laid_out_tensor()
+                laid_out = lowering.stored(t).to_laid_out_tensor()
             else:
                 impl = (lowering.producer_impl(reader) if isinstance(reader, mtf.Tensor)
                         else lowering.mesh_impl(reader))
-                lowering.read(t, impl).to_laid_out_tensor()
+                laid_out = lowering.read(t, impl).to_laid_out_tensor()
+            self.before += laid_out.tensor_list
+        self.before += _operations_before(op, lowering)
         self.pending: dict[int, mtf.ops.LazyAllreduceSum] = {}
         self.begun: dict[mtf.Variable, list[tf.Tensor]] = {}
 
@@ -199,10 +214,12 @@ class _LoopLowering:
             shape = impl.slice_shape(t.shape)
             starts.append(impl.slicewise(lambda shape=shape, t=t: tf.zeros(shape, t.dtype)).tensor_list)
         assigned = set(self.values.values())
-        with lowering.emitter.after(x for slices in starts for x in slices):
-            for variable in _read_besides(op):
-                if variable not in assigned:
-                    laid_out = lowering.variables[variable]
+        for variable in _read_besides(op):
+            if variable not in assigned:
+                laid_out = lowering.variables[variable]
+                # Updates that follow wait for this: what was not updated before is read without waiting for anything.
+                waits = [*(x for slices in starts for x in slices), *self.before] if laid_out.is_updated() else []
+                with lowering.emitter.after(waits):
                     self.begun[variable] = laid_out.held() or laid_out.read_besides()
         # One iteration at a time, or the tensors of several are there at once.
         options = {"parallel_iterations": 1, **op._tf_kwargs}

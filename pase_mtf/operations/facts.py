@@ -243,15 +243,21 @@ def needed_for_updates(operations: Sequence[mtf.Operation]) -> list[bool]:
 
 
 def fed_by(facts: Sequence[OperationFacts]) -> dict[mtf.Operation, int]:
-    """Operation -> what steps may be fed that it is made of, a bit each: imported tensors that are no constants.
+    """Operation -> what steps may be fed that it is made of, a bit each: imported tensors, slices and scalars that are
+    made of more than constants. What functions of slices hold besides is not known.
 
     Args:
       facts: of the operations of a graph.
     """
     found: dict[mtf.Operation, int] = {}
+    feeds = 0
     for fact in facts:
-        imported, loop = fact.rule.imported(fact.operation), fact.rule.loop(fact.operation)
-        bits = 0 if imported is None or tf.get_static_value(imported) is not None else 1 << fact.index
+        slices, loop = fact.rule.imported_slices(fact.operation), fact.rule.loop(fact.operation)
+        given = (fact.rule.imported(fact.operation), getattr(fact.operation, "_scalar", None),
+                 *(slices.to_laid_out_tensor().tensor_list if slices is not None else ()))
+        bits = 0
+        if any(map(_may_be_fed, given)):
+            bits, feeds = 1 << feeds, feeds + 1
         behind = [facts[maker].operation for maker in fact.makers if maker >= 0]
         behind += [tensor.operation for tensor, _ in loop.accumulators] if loop else []
         behind += [other if isinstance(other, mtf.Operation) else other.operation
@@ -260,3 +266,17 @@ def fed_by(facts: Sequence[OperationFacts]) -> dict[mtf.Operation, int]:
             bits |= found.get(operation, 0)
         found[fact.operation] = bits
     return found
+
+
+def _may_be_fed(x: object) -> bool:
+    """Whether a value may be made of something that steps are fed. (`tf.get_static_value` would tell TensorFlow that
+    nobody may feed the constant.)"""
+    nodes, seen = [x.op] if isinstance(x, tf.Tensor) else [], set[tf.Operation]()
+    while nodes:
+        node = nodes.pop()
+        if node not in seen:
+            seen.add(node)
+            if not node.inputs and node.type != "Const":
+                return True
+            nodes += [tensor.op for tensor in node.inputs]
+    return False

@@ -226,6 +226,9 @@ class SlicedVariable(Protocol):
     def read_so_far(self) -> list[tf.Tensor]:
         """What `read_besides` has read in the current scope."""
 
+    def is_updated(self) -> bool:
+        """Whether an update was made before in the current scope, or in a loop within it."""
+
     def hold(self, values: list[tf.Tensor]) -> None:
         """Who reads it once more in the current scope reads these."""
 

@@ -236,3 +236,39 @@ def test_what_a_loop_reads_once_more_is_the_value_as_it_begins(builder, later):
         for step in range(3):
             np.testing.assert_allclose(run.run(fetches)[0], 3 * (0.5 * builder.values("v", [8]) + step + later),
                                        rtol=1e-5)
+
+
+def test_an_update_needs_no_feed_of_a_loop_that_reads_before_it(builder):
+    v, x = builder.variable("v", [_Y]), tf.placeholder(tf.float32, [8])
+    mtf.while_loop(lambda i, _: mtf.less(i, 3), lambda i, s: [i + 1, s + mtf.read_variable(v.operation)],
+                   [_counter(builder), mtf.import_tf_tensor(builder.mesh, x, mtf.Shape([_Y]))])
+    update = mtf.assign_add(v.operation, mtf.ones(builder.mesh, mtf.Shape([_Y])))
+    lowering = PlanLowering(builder.graph, dict.fromkeys(all_operations(builder.graph), _by("y", 4)), _DEVICES)
+    with session() as run:
+        run.run(tf.global_variables_initializer())
+        run.run(lowering.copy_masters_to_slices())
+        run.run(lowering.lowered_operation(update))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_loop_that_waits_for_an_update_by_what_it_captures_reads_after_it(builder, inside):
+    v = builder.variable("v", [_Y])
+    ones = mtf.ones(builder.mesh, mtf.Shape([_Y]))
+    update = mtf.assign_add(v.operation, ones)
+    one = ones if inside else mtf.depend(ones, [update])
+
+    def body(i, s):
+        return [i + 1, (mtf.depend(s, [update]) if inside else s) + one * mtf.read_variable(v.operation)]
+    mtf.while_loop(lambda i, _: mtf.less(i, 3), body, [_counter(builder), mtf.zeros(builder.mesh, [_Y])])
+    PlanLowering(builder.graph, dict.fromkeys(all_operations(builder.graph), _by("y", 4)), _DEVICES)
+    loop, = (node for node in tf.get_default_graph().get_operations() if node.type in ("While", "StatelessWhile"))
+    reads = {t.op for t in loop.inputs if t.op.type == "ReadVariableOp"}
+    assert len(reads) == 4
+    for read in reads:
+        waiting, before = [read], set()
+        while waiting:
+            node = waiting.pop()
+            new = {*node.control_inputs, *(t.op for t in node.inputs)} - before
+            before |= new
+            waiting += new
+        assert any(node.type == "AssignAddVariableOp" for node in before)

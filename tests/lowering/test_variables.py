@@ -92,3 +92,27 @@ def test_who_fetches_one_of_two_updates_need_not_feed_the_other(builder):
         run.run(lowering.copy_masters_to_slices())
         for update, x in zip(updates, fed, strict=True):
             run.run(lowering.lowered_operation(update), {x: np.ones([8, 512])})
+
+
+def test_an_imported_constant_can_still_be_fed(builder):
+    """Also one too large for TensorFlow's functions of slices to look at."""
+    x = tf.constant(np.zeros([80], np.float32))
+    y = mtf.import_tf_tensor(builder.mesh, x, mtf.Shape([dim("y", 80)])) + 1.0
+    lowering = PlanLowering(builder.graph, dict.fromkeys(builder.graph.operations, _over({"y": 4})), _DEVICES)
+    out = lowering.export_to_tf_tensor(y)
+    with session() as run:
+        np.testing.assert_array_equal(run.run(out, {x: np.ones([80])}), np.full([80], 2.0))
+
+
+def test_who_fetches_one_of_two_updates_need_not_feed_the_weight_of_the_other(builder):
+    batch, model, hidden = dim("batch", 8), dim("model", 512), dim("hidden", 512)
+    w, x = builder.variable("w", [model, hidden]), builder.input("x", [batch, model])
+    scales = [tf.placeholder(tf.float32, []) for _ in range(2)]
+    losses = [mtf.reduce_mean(mtf.square(mtf.einsum([x * scale, w], [batch, hidden]))) for scale in scales]
+    updates = [mtf.assign_sub(w.operation, mtf.gradients([loss], [w])[0] * 0.1) for loss in losses]
+    lowering = PlanLowering(builder.graph, dict.fromkeys(builder.graph.operations, _over({"batch": 4})), _DEVICES)
+    with session() as run:
+        run.run(tf.global_variables_initializer())
+        run.run(lowering.copy_masters_to_slices())
+        for update, scale in zip(updates, scales, strict=True):
+            run.run(lowering.lowered_operation(update), {scale: 1.0})
