@@ -272,8 +272,9 @@ def _report_search(run: _Prepared, found: _Found) -> None:
     chosen = _trained(run, found.chosen)
     if not isinstance(chosen, Pipeline):  # which is told where it is found
         print(chosen.table())
-    rows = write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.chosen,
-                         found.left_out, found.layout, fitting=run.fitting, spent=run.spent.seconds)
+    rows = arm_rows(found.names, History(run.plan.first_step, {}), found.chosen, {}, {}, run.plan.options.batch)
+    write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, rows, found.chosen, found.left_out,
+                  found.layout, fitting=run.fitting, spent=run.spent.seconds)
     print(run.spent.text())
     if note := orders_note(rows):
         print(f"note: {note}")
@@ -339,8 +340,8 @@ def _report(run: _Prepared, found: _Found, built: _Built, history: History) -> N
     rows = arm_rows(found.names, history, found.chosen, built.same,
                     {arm.name: arm.measured_bytes for arm in built.arms}, run.plan.options.batch)
     try:
-        write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.chosen,
-                      found.left_out, found.layout, built.same, built.arms, history, run.fitting, run.spent.seconds)
+        write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, rows, found.chosen, found.left_out,
+                      found.layout, built.arms, history, run.fitting, run.spent.seconds)
     finally:  # what was measured is there though it cannot be written
         print("", final_table(rows), "", f"files: {run.plan.options.output_dir}", sep="\n")
     if note := elsewhere_note(run.plan, run.machine):

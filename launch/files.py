@@ -30,7 +30,7 @@ from pase_mtf.launch.reports.graph_picture import graph_picture
 from pase_mtf.launch.reports.page import report_html
 from pase_mtf.launch.reports.text import elsewhere_note, headline, orders_note, search_summary
 from pase_mtf.launch.run_folder import LOCK, METRICS, NOT_KEPT
-from pase_mtf.launch.summary import ArmRow, Summary, arm_rows, summary_json
+from pase_mtf.launch.summary import ArmRow, Summary, summary_json
 from pase_mtf.launch.training import History, Record
 from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.pipeline import Pipeline
@@ -245,11 +245,10 @@ def _notes(plan: Plan, machine: Machine, graph: ComputationGraph, chosen: Mappin
 
 
 def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[str, str],
-                  graph: ComputationGraph, names: Sequence[str], chosen: Mapping[str, Chosen],
+                  graph: ComputationGraph, rows: Mapping[str, ArmRow], chosen: Mapping[str, Chosen],
                   left_out: Mapping[str, str], layout: str,
-                  same_as: Mapping[str, str] | None = None,
                   arms: Sequence[Arm] = (), history: History | None = None,
-                  fitting: Fitting | None = None, spent: Mapping[str, float] | None = None) -> dict[str, ArmRow]:
+                  fitting: Fitting | None = None, spent: Mapping[str, float] | None = None) -> None:
     """Writes report.html and summary.json.
 
     Args:
@@ -258,21 +257,18 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
       machine: whose numbers the predictions are.
       facts: its header.
       graph: its computation graph.
-      names: of the arms, in the order of the table, without those left out.
+      rows: arm -> its numbers, in the order of the table, without those left out.
       chosen: arm -> strategy or pipeline; the first is that of --strategy.
       left_out: arm -> why there is none.
       layout: the text of layout.txt.
-      same_as: arm -> the arm with the same strategy that was trained in its stead.
       arms, history: what was trained; nothing with --search_only.
       fitting: what was chosen so that the memory suffices; None: nothing was left open.
       spent: seconds before the first step, by what they went to.
 
-    Returns:
-      arm -> its numbers, in the order of the table.
+    Raises:
+      UsageError: a file cannot be written.
     """
     history = history or History(plan.first_step, {})
-    measured = {arm.name: arm.measured_bytes for arm in arms}
-    rows = arm_rows(names, history, chosen, same_as or {}, measured, plan.options.batch)
     strategies = {name: strategy for name, strategy in chosen.items() if isinstance(strategy, Strategy)}
     main = next(iter(chosen.values()))
     status = ("search only" if not history.records else "losses disagree" if history.disagreement
@@ -301,14 +297,13 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
     # The last of all: it says that the run has come to its end.
     files.write("summary.json", summary_json(Summary(
         status=status, model=plan.options.model, preset=plan.options.preset, batch=plan.options.batch,
-        mesh=plan.options.mesh, devices=plan.devices.count, first_step=plan.first_step, arms=rows,
+        mesh=plan.options.mesh, devices=plan.devices.count, first_step=plan.first_step, arms=dict(rows),
         steps_done=plan.first_step + min(map(len, history.records.values()), default=0),
         left_out=dict(left_out), disagreement=history.disagreement, note=history.note,
         slowness=float(np.median(history.slowness)) if history.slowness else None, search=_search(strategies),
         nodes={arm.name: arm.nodes for arm in arms}, build_seconds={arm.name: arm.build_seconds for arm in arms},
         memory_method=MEMORY_METHOD, facts=dict(facts),
         fitting=fitting.to_json() if fitting else None, spent=dict(spent or {}))))
-    return rows
 
 
 def _timelines(main: Chosen, arms: Sequence[Arm]) -> tuple[Timeline | None, Timeline | None]:

@@ -269,19 +269,14 @@ def _start_of(arm: ArmName, plan: Plan, graph: ComputationGraph) -> tuple[str, S
 
 
 def _load(path: str, plan: Plan, graph: ComputationGraph, machine: Machine) -> Strategy:
-    mesh = plan.options.mesh_flag
     try:
-        strategy = Strategy.load(path, graph, machine)
+        return Strategy.load(path, graph, machine)
     except MismatchError:
         found = Strategy.load(path)
         flags = flags_of(found.graph_hash, plan) if found.graph_name == graph.name else ""
         if not flags:
             raise
         raise MismatchError(f"{path}: this strategy is for a run with {flags}; add that, or search anew") from None
-    if strategy.devices != mesh.devices:
-        raise MismatchError(f"{path}: a strategy for {strategy.devices} devices, --mesh={mesh.text} has "
-                            f"{mesh.devices}; use --mesh={strategy.devices}, or search anew")
-    return strategy
 
 
 def _auto_mtf(plan: Plan, graph: ComputationGraph) -> tuple[Configuration, ...]:

@@ -91,9 +91,6 @@ def _to_fit(plan: Plan, most: int) -> str:
 def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: float) -> Pipeline:
     """The pipeline of a file, priced for this run; kernels are measured until then, by `time.monotonic`."""
     kept, options = Pipeline.load(path), plan.options
-    if kept.devices != plan.devices.count:
-        raise MismatchError(f"{path}: a pipeline for {kept.devices} devices, --mesh={options.mesh} has "
-                            f"{plan.devices.count}; use --mesh={kept.devices}, or search anew")
     if options.batch % kept.microbatches:
         raise MismatchError(f"{path}: a pipeline of {kept.microbatches} microbatches, --batch={options.batch} does not "
                             "split so; take another, or search anew")

@@ -132,8 +132,8 @@ def _instead(found: Strategy, taken: Strategy, graph: ComputationGraph, prices: 
 def predicted_steps(strategies: Mapping[str, Strategy]) -> dict[str, float]:
     """Arm -> seconds of its step as predicted: of simulated steps where all are simulated, for these judge."""
     simulated = {name: strategy.simulated_seconds for name, strategy in strategies.items()}
-    return {name: strategy.seconds if None in simulated.values() else simulated[name] or 0.0
-            for name, strategy in strategies.items()}
+    known = {name: seconds for name, seconds in simulated.items() if seconds is not None}
+    return known if len(known) == len(simulated) else {name: one.seconds for name, one in strategies.items()}
 
 
 def close_ones(seconds: Mapping[str, float], searched: str, within: float) -> list[str]:
