@@ -46,9 +46,9 @@ from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.runtime import describe_host
 from pase_mtf.search import solve
 from pase_mtf.search.network import CostNetwork
-from pase_mtf.strategy.compile import small_graph
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import Strategy
+from pase_mtf.strategy.warm import small_graph
 
 __all__ = ["TARGETS", "Target", "document", "main"]
 

@@ -37,7 +37,7 @@ from benchmarks.search_networks import (
 from pase_mtf.cost.build import build_network
 from pase_mtf.search import solve
 from pase_mtf.search.network import CostNetwork
-from pase_mtf.strategy.compile import compile_kernels
+from pase_mtf.strategy.warm import compile_kernels
 
 __all__ = ["DENSE_DEVICES", "METHODS", "SECTIONS", "Options", "measure", "start_seconds", "warm_up"]
 

@@ -31,8 +31,8 @@ from pase_mtf.machine.machine import Machine
 from pase_mtf.models.blocks import ALL, blocks_of, choices_of
 from pase_mtf.models.checks import divisors
 from pase_mtf.models.presets import BATCH_STATISTICS
-from pase_mtf.strategy.compile import compile_kernels
 from pase_mtf.strategy.strategy import Strategy
+from pase_mtf.strategy.warm import compile_kernels
 from pase_mtf.strategy.within import Priced, StrategiesWithin
 
 __all__ = ["Counts", "cheapest_counts", "fitting_program"]

@@ -19,6 +19,7 @@ from pase_mtf.errors import UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.references import REFERENCES
 from pase_mtf.strategy.measured import MeasuredPrices
+from pase_mtf.strategy.warm import ready
 
 __all__ = ["Telling", "kernel_times", "kernels_of", "prices_by_kernels", "time_references"]
 
@@ -109,7 +110,7 @@ def kernels_of(program: object, graph: ComputationGraph) -> KernelSource:
 
 def prices_by_kernels(program: object, graph: ComputationGraph, kernels: KernelMeter | SavedKernels,
                       tell: Telling | None = None) -> MeasuredPrices:
-    """The prices of a program's strategies.
+    """The prices of a program's strategies; what a search needs is compiled first where nobody has yet.
 
     Args:
       program: an mtf.Graph.
@@ -117,4 +118,5 @@ def prices_by_kernels(program: object, graph: ComputationGraph, kernels: KernelM
       kernels: what they are made of.
       tell: is told what is being done.
     """
-    return MeasuredPrices(graph, kernels_of(program, graph), kernels, tell or Telling())
+    ready(tell := tell or Telling())
+    return MeasuredPrices(graph, kernels_of(program, graph), kernels, tell)

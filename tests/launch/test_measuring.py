@@ -4,6 +4,7 @@ machine's."""
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -14,6 +15,7 @@ from pase_mtf.launch.measuring import main
 from pase_mtf.machine.kernel_file import load_times
 from pase_mtf.machine.kernel_table import load_tables, table_for
 from pase_mtf.machine.references import REFERENCES
+from pase_mtf.strategy import warm
 
 _PROGRAM = '''
 import mesh_tensorflow as mtf
@@ -65,6 +67,20 @@ def test_measures_saves_and_goes_on(measured, timed_kernels, preset, capsys):
     # For other devices they are others.
     assert main(["--mesh=2,4", f"--save={path}"]) == 0
     assert [times.on["devices"] for times in load_tables(path)] == [2]
+
+
+def test_to_compile_is_not_of_its_seconds(cache_dir, timed_kernels, preset, monkeypatch, capsys):
+    whole, late = time.monotonic, [0.0]
+
+    def compile_kernels():
+        assert not timed_kernels
+        late[0] += 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: whole() + late[0])
+    monkeypatch.setattr(warm, "_done", [])
+    monkeypatch.setattr(warm, "compile_kernels", compile_kernels)
+    assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", "--seconds=900"]) == 0
+    assert "alexnet on 2 devices: search " in capsys.readouterr().out
+    assert late == [1000.0]
 
 
 def test_a_launcher_searches_by_the_file(measured, timed_kernels, launch):

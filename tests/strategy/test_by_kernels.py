@@ -2,6 +2,7 @@
 the machine's, or from a file."""
 
 import contextlib
+import time
 
 import pytest
 
@@ -15,7 +16,7 @@ from pase_mtf.machine.kernel_table import save_tables
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import TINY, Timing
 from pase_mtf.machine.references import REFERENCES
-from pase_mtf.strategy import by_kernels
+from pase_mtf.strategy import by_kernels, warm
 from pase_mtf.strategy.strategy import Strategy
 
 
@@ -64,6 +65,24 @@ def test_by_the_machine_at_hand(cache_dir, timed_kernels, program, capsys):
     assert walked.seconds <= by_hand.seconds * (1 + 1e-9)
     assert walked.search["kernels"]["of_strategy"] == walked.search["kernels"]["measured_of_strategy"]
     assert "without a bound" in walked.table()
+
+
+@pytest.mark.parametrize("method", ["exact", "mcmc"])
+def test_to_compile_is_not_of_the_time_for_measuring(cache_dir, timed_kernels, program, monkeypatch, capsys, method):
+    """Else a first search measures next to nothing, where nobody compiled before."""
+    whole, late, compiled = time.perf_counter, [0.0], []
+
+    def compile_kernels():
+        compiled.append(len(timed_kernels))
+        late[0] += 1000.0
+    monkeypatch.setattr(time, "perf_counter", lambda: whole() + late[0])
+    monkeypatch.setattr(warm, "_done", [])
+    monkeypatch.setattr(warm, "compile_kernels", compile_kernels)
+    found = find_strategy(program, 4, method=method, prices="measured", measure_seconds=60.0)
+    kernels = found.search["kernels"]
+    assert kernels["of_strategy"] == kernels["measured_of_strategy"] > 5
+    find_strategy(program, 4, prices="measured")
+    assert len(compiled) == 1
 
 
 def test_by_a_file(saved, timed_kernels, program, tmp_path):

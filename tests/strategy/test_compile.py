@@ -70,7 +70,7 @@ def test_all_types_of_all_kernels():
     """What searches call is what was called before, kernel by kernel and type by type (a kernel that only kernels call
     has none of its own where those are loaded)."""
     out = run(KERNELS + """
-from pase_mtf.strategy.compile import compile_kernels
+from pase_mtf.strategy.warm import compile_kernels
 compile_kernels()
 before = kernels()
 """ + SEARCHES + """
