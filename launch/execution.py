@@ -33,8 +33,16 @@ from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.fitting import Fitting
 from pase_mtf.launch.reports.text import describe_run, elsewhere_note, final_table, orders_note, search_summary
+from pase_mtf.launch.run_folder import newest_checkpoint
 from pase_mtf.launch.spent import Spent
-from pase_mtf.launch.strategies.finding import MAIN_SHARE, as_stock, duplicates, find_strategies, possible_arms
+from pase_mtf.launch.strategies.finding import (
+    MAIN_SHARE,
+    as_stock,
+    check_files,
+    duplicates,
+    find_strategies,
+    possible_arms,
+)
 from pase_mtf.launch.strategies.fitting import fitting_program
 from pase_mtf.launch.strategies.layout_file import layout_of_run, pipeline_text
 from pase_mtf.launch.strategies.pipelining import find_pipelines
@@ -44,9 +52,11 @@ from pase_mtf.launch.summary import arm_rows
 from pase_mtf.launch.training import BLOCK, History, train
 from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.pipeline import Pipeline
+from pase_mtf.strategy.by_kernels import Telling
 from pase_mtf.strategy.judged_text import trial_text
 from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.strategy import Strategy
+from pase_mtf.strategy.warm import ready
 
 __all__ = ["execute"]
 
@@ -137,6 +147,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     data = open_data(options.data, models.get(options.model), plan.config, options.batch, options.seed)
     with contextlib.ExitStack() as stack, RunFiles(
             options.output_dir, options.batch, plan.first_step if options.in_place else None) as files:
+        _check_untouched(plan)
         run = _prepare(plan, data, files, stack)
         plan, found = run.plan, _find(run)
         if options.search_only:
@@ -160,6 +171,16 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     return _exit_code(plan, history, interrupts, output)
 
 
+def _check_untouched(plan: Plan) -> None:
+    """Raises UsageError where another run has written a checkpoint since this one looked for the last: a run that was
+    asked to end does so while the next is loading TensorFlow. To be called while the folder is held."""
+    options = plan.options
+    now = newest_checkpoint(options.output_dir) if options.in_place else None
+    if now is not None and now != plan.newest:
+        raise UsageError(f"--output_dir={options.output_dir}: another run has written step-{now} there since this one "
+                         "was started; give the same command again to go on from it")
+
+
 def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStack) -> _Prepared:
     """Joins the other processes, exports the graph and loads the machine; what is to be closed goes onto the stack."""
     options = plan.options
@@ -174,6 +195,9 @@ def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStac
     spent = Spent()
     with spent.on("reference_kernels"):
         machine = machine_of(plan, None, joined=joined is not None) if options.prices == "roofline" else None
+    if options.prices == "measured":
+        with spent.on("compiling"):
+            ready(Telling())
     graph, program = export_with_program(plan)
     with spent.on("reference_kernels"):
         prices = prices_of(plan, graph, program)
@@ -188,6 +212,7 @@ def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStac
         with spent.on("reference_kernels"):
             prices = prices_of(plan, graph, program)
     graph.save(files.path("graph.json"))
+    check_files(plan, graph)
     arms = possible_arms(plan, graph)
     facts = describe_run(plan, data, machine, graph, arms)
     print_header(facts)

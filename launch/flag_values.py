@@ -13,8 +13,8 @@ from pase_mtf.files import read_json
 from pase_mtf.models.checks import divisors
 from pase_mtf.runtime import MAX_DEVICES
 
-__all__ = ["ARM_NAMES", "BY_BATCH", "PIPELINE", "STOCK", "ArmName", "MeshFlag", "fitting_arms", "largest_divisor",
-           "parse_arms", "parse_mesh", "trained_name"]
+__all__ = ["ARM_NAMES", "BY_BATCH", "PIPELINE", "STOCK", "ArmName", "MeshFlag", "fitting_arms", "is_called",
+           "largest_divisor", "parse_arms", "parse_mesh", "trained_name"]
 
 STOCK = "stock_data_parallel"
 PIPELINE = "pipeline"
@@ -162,6 +162,12 @@ def fitting_arms(arms: tuple[ArmName, ...], batch: int, devices: int) -> tuple[A
         elif count > 1:
             result.append(dataclasses.replace(arm, name=f"{arm.name}_{count}", argument=str(count)))
     return tuple(result)
+
+
+def is_called(name: str, method: str) -> bool:
+    """Whether an arm is called like one of data parallelism: as that, or with the devices it runs on (`fitting_arms`).
+    An arm of a file may begin alike."""
+    return re.fullmatch(rf"{method}(_\d+)?", name) is not None
 
 
 def trained_name(strategy: str) -> str:

@@ -20,7 +20,15 @@ from pase_mtf.launch.flag_values import PIPELINE
 from pase_mtf.launch.options import Options, ResolvedOptions, run_config
 from pase_mtf.launch.possible import check_trained_pipeline
 from pase_mtf.launch.resumption import contradiction
-from pase_mtf.launch.run_folder import AUTO, has_checkpoint, has_ended, has_results, load_run_config, steps_done
+from pase_mtf.launch.run_folder import (
+    AUTO,
+    has_checkpoint,
+    has_ended,
+    has_results,
+    load_run_config,
+    newest_checkpoint,
+    steps_done,
+)
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.presets import ModelConfig
 from pase_mtf.runtime import Devices, choose_devices
@@ -45,6 +53,8 @@ class Plan:
       done: where there is nothing left to do, the steps that the run has done which this one was to go on with; else 0.
       earlier: the options of the run that it continues, as that was started: where this one goes on in its folder, they
         are not there any more later on.
+      newest: the step of the newest checkpoint, whole or not, that lay in the folder in which it goes on, before that
+        was looked into; None: none did.
     """
 
     options: ResolvedOptions
@@ -55,6 +65,7 @@ class Plan:
     kernels: SavedKernels | None = None
     done: int = 0
     earlier: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    newest: int | None = None
 
     @property
     def first_step(self) -> int:
@@ -254,6 +265,7 @@ def resolve(options: Options) -> Plan:
     model = options.model_name
     known = models.presets(model)
     mesh = options.mesh_flag
+    newest = newest_checkpoint(options.output_dir) if options.in_place and options.output_dir else None
     options, checkpoint, done = _taken_up(options)
     earlier = load_run_config(options.resume)["options"] if checkpoint and options.resume else {}
     kernels = SavedKernels(options.machine, mesh.devices) if is_kernel_file(options.machine) else None
@@ -280,4 +292,4 @@ def resolve(options: Options) -> Plan:
         check_data(options.data, config, _if_missing("data", options.data, earlier))
     rate = config.learning_rate if resolved.learning_rate is None else resolved.learning_rate
     config = dataclasses.replace(config, optimizer=resolved.optimizer, learning_rate=rate)
-    return Plan(resolved, devices, config, machine, checkpoint, kernels, done, earlier)
+    return Plan(resolved, devices, config, machine, checkpoint, kernels, done, earlier, newest)

@@ -12,7 +12,8 @@ from pase_mtf.files import read_json
 
 __all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "METRICS", "NOT_KEPT",
            "check_folder_taken_up", "check_new_folder", "check_no_training", "checkpoint_steps", "files_of_run",
-           "has_checkpoint", "has_ended", "has_results", "load_run_config", "names_in", "steps_done"]
+           "has_checkpoint", "has_ended", "has_results", "load_run_config", "names_in", "newest_checkpoint",
+           "steps_done"]
 
 CONFIG_FORMAT = "pase_mtf.run"
 CONFIG_VERSION = 1
@@ -161,6 +162,15 @@ def has_checkpoint(folder: str) -> bool:
     """
     inside = os.path.join(folder, "checkpoint")
     return bool(checkpoint_steps(inside)) or MANIFEST in names_in(inside)  # the latter of version 1
+
+
+def newest_checkpoint(folder: str) -> int | None:
+    """The step of the newest checkpoint in the folder of a run, whole or damaged; None: there is none.
+
+    Raises:
+      FormatError: see `names_in`.
+    """
+    return next(iter(checkpoint_steps(os.path.join(folder, "checkpoint"))), None)
 
 
 def has_results(folder: str) -> bool:

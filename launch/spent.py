@@ -10,8 +10,8 @@ from pase_mtf.calibration.cache import seconds_waited
 
 __all__ = ["Spent"]
 
-_WORDS = {"reference_kernels": "reference kernels", "kernels": "measuring kernels", "search": "searching",
-          "trial_steps": "trial steps", "waiting": "waiting for another run's measuring"}
+_WORDS = {"compiling": "compiling", "reference_kernels": "reference kernels", "kernels": "measuring kernels",
+          "search": "searching", "trial_steps": "trial steps", "waiting": "waiting for another run's measuring"}
 _TOLD = 0.05
 
 
@@ -19,10 +19,10 @@ class Spent:
     """Seconds that planning a run has taken.
 
     Attributes:
-      seconds: on "reference_kernels" (where prices are those of rates and links, on measuring or reading these),
-        "kernels" (measuring those that the search asks for), "search" (without that), "trial_steps"; on
-        "waiting", until another run had measured its kernels, which is in none of the others. What it takes to export
-        and to lower a program is none of them.
+      seconds: on "compiling" what searches run (or loading it), "reference_kernels" (where prices are those of rates
+        and links, on measuring or reading these), "kernels" (measuring those that the search asks for), "search"
+        (without that), "trial_steps"; on "waiting", until another run had measured its kernels, which is in none of the
+        others. What it takes to export and to lower a program is none of them.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter,

@@ -11,7 +11,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from pase_mtf.files import check_schema, read_json
 from pase_mtf.launch.arms.chosen import Chosen
-from pase_mtf.launch.flag_values import STOCK
+from pase_mtf.launch.flag_values import STOCK, is_called
 from pase_mtf.launch.training import History
 from pase_mtf.pipeline.pipeline import Pipeline
 
@@ -123,7 +123,7 @@ def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, Ch
     """
     timings = {name: history.timing(same_as.get(name, name)) for name in names}
     # Where the batch does not split over all devices their names say over how many it does.
-    stock, ours = (next((name for name in names if name.startswith(base)), base) for base in (STOCK, "data_parallel"))
+    stock, ours = (next((name for name in names if is_called(name, base)), base) for base in (STOCK, "data_parallel"))
 
     def speedup(name: str, over: str) -> float | None:
         timing, base = timings[name], timings.get(over)

@@ -17,7 +17,7 @@ from pase_mtf.compat import tf
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.data import Data
-from pase_mtf.launch.flag_values import ArmName
+from pase_mtf.launch.flag_values import ArmName, is_called
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.possible import why_left_out
 from pase_mtf.launch.summary import ArmRow
@@ -176,7 +176,7 @@ def headline(rows: Mapping[str, ArmRow], chosen: Chosen, elsewhere: bool = False
       elsewhere: whether predicted times are of other devices than measured ones.
     """
     row = next(iter(rows.values()))
-    parallel = next((other for name, other in rows.items() if name.startswith("data_parallel")), None)
+    parallel = next((other for name, other in rows.items() if is_called(name, "data_parallel")), None)
     said = []
     if row["speedup_over_data_parallel"] is not None:
         said.append(f"{row['speedup_over_data_parallel']:.2f}× data parallelism, measured")

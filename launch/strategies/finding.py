@@ -16,7 +16,7 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.launch.arms.program import flags_of
 from pase_mtf.launch.console import Stage
-from pase_mtf.launch.flag_values import PIPELINE, ArmName
+from pase_mtf.launch.flag_values import PIPELINE, ArmName, is_called
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.possible import why_left_out
 from pase_mtf.launch.strategies.auto_mtf import auto_mtf_layout, auto_mtf_mesh
@@ -37,7 +37,7 @@ from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.simulated import is_simulated
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
-__all__ = ["MAIN_SHARE", "SIMPLE_WITHIN", "Found", "as_stock", "changed_configurations", "duplicates",
+__all__ = ["MAIN_SHARE", "SIMPLE_WITHIN", "Found", "as_stock", "changed_configurations", "check_files", "duplicates",
            "find_strategies", "possible_arms", "random_configurations", "share_of", "strategy_by_hand"]
 
 SIMPLE_WITHIN = 0.01
@@ -143,7 +143,7 @@ def _why_no_stock(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Ma
                   limit: float) -> str:
     """Why stock Mesh-TensorFlow cannot be compared with: why our own data parallelism cannot, or could not; empty where
     it can."""
-    ours = next((name for name in found.left_out if name.startswith("data_parallel")), "")
+    ours = next((name for name in found.left_out if is_called(name, "data_parallel")), "")
     if ours:
         return found.left_out[ours]
     try:
@@ -268,7 +268,18 @@ def _start_of(arm: ArmName, plan: Plan, graph: ComputationGraph) -> tuple[str, S
             ("data_parallel", None))
 
 
-def _load(path: str, plan: Plan, graph: ComputationGraph, machine: Machine) -> Strategy:
+def check_files(plan: Plan, graph: ComputationGraph) -> None:
+    """Refuses strategy files of another program before anything is searched, which may take a minute.
+
+    Raises:
+      MismatchError: one is; names the flags that it is for, where some are.
+    """
+    for arm in plan.options.arms:
+        if arm.method == "file":
+            _load(arm.argument, plan, graph)
+
+
+def _load(path: str, plan: Plan, graph: ComputationGraph, machine: Machine | None = None) -> Strategy:
     try:
         return Strategy.load(path, graph, machine)
     except MismatchError:

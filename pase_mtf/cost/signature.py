@@ -63,6 +63,7 @@ class OperationSignature(NamedTuple):
       narrow: it multiplies numbers of two bytes.
       wide: it multiplies numbers of eight bytes.
       trips: of `LayerOperation`; the same operation run as often as another layer repeats it costs the same.
+      after_loop: its `sums` are of what a loop has added up: they are made when all of the loop has ended.
     """
 
     phase: str
@@ -86,6 +87,7 @@ class OperationSignature(NamedTuple):
     gathered: bool = False
     added: tuple[bool, ...] = ()
     again: int = 0
+    after_loop: bool = False
 
     def sums_within(self, *, on_edges: bool, added_on_edges: bool) -> tuple[tuple[PartialSums, bool], ...]:
         """Those of `sums` that the layer pays for as such, and whether they are of gradients of weights.
@@ -106,11 +108,14 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
     position = dim_positions(layer)
     variables = collections.Counter((variable.operand.dims, variable.operand.shape)
                                     for variable in layer.variables if variable.trainable)
+    # What a loop adds up is two entries of one index: the addition of every iteration, and the sum after the loop.
+    entries = collections.Counter(operation.index for operation in layer.operations)
     found = []
     for operation in layer.operations:
         move = move_of(operation, position)
         if operation.kind != "none" or operation.sums or move:
-            found.append(_operation_signature(operation, move, variables, position))
+            after_loop = operation.kind == "none" and bool(operation.sums) and entries[operation.index] > 1
+            found.append(_operation_signature(operation, move, variables, position)._replace(after_loop=after_loop))
     return tuple(found)
 
 

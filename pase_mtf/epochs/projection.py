@@ -142,11 +142,13 @@ class Projection:
       curve: epochs by batch.
       steps: seconds of steps.
       points: by devices, ascending.
+      extrapolate: whether it was to go on beyond the batches of the curve.
     """
 
     curve: EpochCurve
     steps: StepTimes
     points: tuple[Point, ...]
+    extrapolate: bool = False
 
     @property
     def decided(self) -> tuple[Point, ...]:
@@ -246,7 +248,7 @@ def project_training(curve: EpochCurve, steps: StepTimes, devices: Sequence[int]
                              f"{_MOST_DEVICES}")
     choices = sorted({1, *ways})
     return Projection(curve, steps, tuple(_point(curve, steps, number, choices, extrapolate)
-                                          for number in sorted(set(devices))))
+                                          for number in sorted(set(devices))), extrapolate)
 
 
 def _point(curve: EpochCurve, steps: StepTimes, devices: int, ways: Sequence[int], extrapolate: bool) -> Point:

@@ -92,8 +92,9 @@ def _notes(projection: Projection) -> list[str]:
     below = [f"of smaller ones, on up to {devices} devices" for devices, batch in outside if batch < batches[0]]
     above = [f"of larger ones, from {devices} devices on" for devices, batch in outside if batch > batches[-1]]
     if outside:
+        why = "no slope tells them, as where a run missed the target" if projection.extrapolate else "--extrapolate"
         notes.append(f"note: epochs are known of batches {batches[0]} to {batches[-1]}; mixes "
-                     f"{', and '.join([*below[-1:], *above[:1]])}, are left out (--extrapolate)")
+                     f"{', and '.join([*below[-1:], *above[:1]])}, are left out ({why})")
     unknown = {reason: point.devices for point in reversed(projection.points)
                for ways, reason in point.unknown.items() if ways not in point.outside}
     if missing := [f"{reason} ({devices} devices)" for reason, devices in unknown.items()]:

@@ -42,7 +42,9 @@ def phases_of(graph: mtf.Graph, facts: Sequence[OperationFacts]) -> list[str]:
         if named[index] or (after[index] and before[index]):
             phase = BACKWARD
         elif updates[index] or after[index]:
-            phase = UPDATE
+            # A gradient that a loop adds up in another type is one still: what it is part of is summed after the loop.
+            passed = bool(fact.loops) and after[index] and fact.rule.forwards_sums and len(fact.reads) == 1
+            phase = BACKWARD if passed else UPDATE
         elif not sources[index] and consumers[index] and not fact.rule.is_variable and all(
                 named[consumer] for consumer in consumers[index]):
             phase = BACKWARD  # the gradient of the loss with respect to itself

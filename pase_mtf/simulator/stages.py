@@ -207,7 +207,7 @@ def _sum_seconds(signature: Sequence[OperationSignature], table: ConfigurationTa
         for (columns, outputs), gradient in entry.sums_within(
                 on_edges=reshardings.sums_on_edges, added_on_edges=reshardings.adds_on_edges):
             taken = sum_seconds(entry, columns, outputs, table, reshardings, gradient=gradient)
-            # What is summed in the update, the update waits for.
-            key = gradient and entry.phase == "backward", tuple(sorted(set(columns)))
+            # What is summed in the update, the update waits for; and nothing hides what is summed after a loop.
+            key = gradient and entry.phase == "backward" and not entry.after_loop, tuple(sorted(set(columns)))
             seconds[key] = seconds.get(key, 0.0) + times * taken
     return seconds

@@ -151,6 +151,13 @@ def test_two_batches_that_both_end_at_the_cap_are_not_one():
     assert not gain.is_known
 
 
+def test_what_is_left_out_all_the_same_asks_for_no_flag_that_was_given():
+    curve = EpochCurve((Run(32, 2.0), Run(32, 8.0, reached=False, seed=1), Run(64, 4.0)))
+    text = projection_text(project_training(curve, _steps(), [4], [1], extrapolate=True))
+    assert "from 4 devices on, are left out (no slope tells them, as where a run missed the target)" in text
+    assert "--extrapolate" not in text
+
+
 def test_batches_beyond_the_curve_are_left_out_and_said():
     projection = project_training(_curve({1: 4.0, 2: 4.0}), _steps(), [4], [1, 2])
     point = projection.points[0]

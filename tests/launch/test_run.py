@@ -239,6 +239,15 @@ def test_a_strategy_of_another_graph(launch, finished):
     assert not folder.exists()
 
 
+def test_a_file_of_another_graph_to_compare_with_waits_for_no_search(launch, finished, monkeypatch):
+    monkeypatch.setattr("pase_mtf.launch.execution.find_strategies", lambda *_, **__: pytest.fail("searched"))
+    code, folder, _, err = launch(f"--compare={finished / 'strategy.json'}", "--batch=16")
+    assert code == 5
+    assert "strategy.json" in err
+    assert err.count("\n") == 1
+    assert not folder.exists()
+
+
 def test_a_strategy_for_another_number_of_devices(launch, finished):
     code, _, _, err = launch(f"--strategy={finished / 'strategy.json'}", "--mesh=4")
     assert code == 5

@@ -95,3 +95,12 @@ def test_what_is_no_summary_is_refused_in_a_line(summary, tmp_path, entry, value
     (tmp_path / "summary.json").write_text(json.dumps(data))
     with pytest.raises(FormatError, match=re.escape(message)):
         read_summary(tmp_path / "summary.json")
+
+
+@pytest.mark.parametrize("name", ["data_parallel-tuned", "data_parallelism", "data_parallel_8/strategy.json"])
+def test_a_file_that_is_called_alike_is_no_data_parallelism(name):
+    history = _history(**{name: [999, 20, 20], "data_parallel_4": [999, 40, 40], "search": [999, 10, 10]})
+    rows = arm_rows([name, "data_parallel_4", "search"], history, {}, {}, {}, 10)
+    assert rows["search"]["speedup_over_data_parallel"] == pytest.approx(4)
+    rows = arm_rows(["search", name], history, {}, {}, {}, 10)
+    assert rows["search"]["speedup_over_data_parallel"] is None

@@ -18,6 +18,7 @@ from pase_mtf.launch.checkpoints import keeping
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 from pase_mtf.launch.cluster.launcher import options_after
 from pase_mtf.launch.command_line import parse_command_line
+from pase_mtf.launch.data import open_data
 from pase_mtf.launch.files import RunFiles
 from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.plan import resolve
@@ -459,6 +460,20 @@ def test_the_launcher_of_a_cluster_takes_it_up(preset, finished, tmp_path):
 
 
 @pytest.mark.slow
+def test_what_another_run_has_kept_since_is_not_removed(preset, finished, tmp_path, capsys, monkeypatch):
+    """It was asked to end, and wrote its checkpoint while this one, which was started at once, was still loading."""
+    folder = tmp_path / "run"
+
+    def late(*given):
+        shutil.copytree(finished, folder)
+        return open_data(*given)
+    monkeypatch.setattr("pase_mtf.launch.execution.open_data", late)
+    assert main(_command(preset, folder)) == 2
+    assert "another run has written step-3 there since this one was started" in capsys.readouterr().err
+    assert find_checkpoint(str(folder)).step == 3
+    assert list(metrics(folder)) == [0, 1, 2]
+
+
 def test_killed_and_started_again(preset, tmp_path):
     """kill -9, and the same command again."""
     folder = tmp_path / "run"

@@ -12,6 +12,7 @@ import pytest
 
 from pase_mtf import models
 from pase_mtf.compat import placement_mesh_impl, tf
+from pase_mtf.cost.signature import waiting_bytes
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.launch.arms.program import build_program, variables_by_name
 from pase_mtf.lowering.mesh import DeviceMeshImpl
@@ -155,3 +156,20 @@ def test_learns_as_float32_does(name, config):
     course = {dtype: values.reshape(-1, 20).mean(1) for dtype, values in losses.items()}
     assert course["float32"][-1] < 0.5 * losses["float32"][0]
     np.testing.assert_allclose(course["bfloat16"], course["float32"], atol=0.03 * losses["float32"][0])
+
+
+@pytest.mark.parametrize("name", harness.some_slow(["alexnet"], ["transformer", "rnnlm"]))
+def test_gradients_of_microbatches_wait_for_each_other_as_in_float32(name, config):
+    """What loops add up is float32 in both: as many bytes share messages, in the same phase of the step."""
+    waiting, phases = {}, {}
+    for dtype in ("bfloat16", "float32"):
+        with tf.Graph().as_default(), variables_by_name():
+            sizes = dataclasses.replace(config(name, dtype), dropout=0.0)
+            program = build_program(models.get(name), sizes, sizes.batch, "sgd", 0.1, 3, 2)
+            graph = export_graph(program.graph)
+        waiting[dtype] = waiting_bytes(graph.layers)
+        phases[dtype] = collections.Counter(
+            operation.phase for layer in graph.layers for operation in layer.operations
+            if operation.reduced and operation.type == "WhileLoopOperation")
+    assert waiting["bfloat16"] == waiting["float32"] > 0
+    assert phases["bfloat16"] == phases["float32"]

@@ -6,17 +6,20 @@ import json
 import math
 
 import harness
+import nets
 import numpy as np
 import pytest
 from prices import price_strategy
 from small_graphs import perceptron
 
 from pase_mtf import models
+from pase_mtf.compat import tf
 from pase_mtf.cost.build import build_network
 from pase_mtf.cost.dim_relations import Sharded
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.errors import UsageError
+from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.graph.partition import Partition
 from pase_mtf.machine.machine import Link, Machine
@@ -413,3 +416,18 @@ def test_what_is_no_strategy_or_layer(wrong):
     simulator.seconds([0, 0, 0])
     with pytest.raises(UsageError):
         wrong(simulator)
+
+
+def test_what_a_loop_adds_up_is_hidden_by_nothing():
+    """It is summed when the loop has ended, and with it the backward pass."""
+    machine = Machine("slow links", dict.fromkeys(TWO_LEVELS.rates, 1e6), 1e30, 1e10, 0.0, (Link(8, 1e4, 0.0),))
+    graph = export_graph(nets.build("microbatches", "sgd", tf.float32).graph)
+    split = [[Configuration((("batch" if "batch" in layer.splittable else "", 4),))] for layer in graph.layers]
+    priced = build_network(graph, machine, 4, split)
+    assert not any(seconds.any() for seconds in gradient_seconds(priced))
+    mine = [one for one in Simulator(priced).timeline([0] * len(graph.layers)).slices
+            if one.device == 0 and one.phase == "backward"]
+    kernels, sums = ([one for one in mine if one.kind in kinds]
+                     for kinds in (("kernels",), ("all-reduce", "gradient all-reduce")))
+    assert len(sums) > 1
+    assert all(one.end <= other.begin or other.end <= one.begin for one in kernels for other in sums)
