@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -43,7 +44,7 @@ _AGREES_WITHIN = 600.0
 """Seconds between the first rank that has lowered a program and the last. A rank that is lost is found by the launcher;
 one that is not may have less of a processor for itself."""
 _CLOSES_WITHIN = 5.0
-"""Seconds: an arm may be closed because something went wrong, and the others may not hear any more."""
+"""Seconds, where an arm is closed because something went wrong: the others may not hear any more."""
 
 
 class Arm:
@@ -290,7 +291,9 @@ class Arm:
 
     def close(self) -> None:
         """Frees what the arm holds."""
-        self._tell("close", within=_CLOSES_WITHIN)
+        # Else they hear it when they have done what they were told before, however long that takes: a message that
+        # only some have heard is the last one that any of them understands.
+        self._tell("close", within=_CLOSES_WITHIN if sys.exc_info()[0] else None)
         self._session.close()
 
     def _tell(self, do: str, within: float | None = None, **how: object) -> None:

@@ -62,6 +62,7 @@ class Keeper:
         self._microbatches, self._recompute = microbatches, recompute
         self._every, self._clock, self._alone = every, clock, alone
         self._began, self._done, self._finite = first_step, first_step, True
+        self._put_off = False  # whether one was due after the first step
         self._last = clock()
 
     def watch(self, record: Record) -> None:
@@ -72,10 +73,12 @@ class Keeper:
         if record.arm != self._arm.name:
             return
         self._done, self._finite = record.step + 1, math.isfinite(record.loss)
-        due = (self._done % self._every == 0 if self._every else self._clock() - self._last >= EVERY_SECONDS)
+        due = self._put_off or (
+            self._done % self._every == 0 if self._every else self._clock() - self._last >= EVERY_SECONDS)
         # The first step is compared, with the other arms and the run before, only after this: what a wrong strategy, or
-        # other data by mistake, have made of it must not be what the next run begins with.
-        if due and self._finite and self._began != record.step:
+        # other data by mistake, have made of it must not be what the next run begins with. That of the next step may.
+        self._put_off = due and self._began == record.step
+        if due and self._finite and not self._put_off:
             try:
                 # What looks wrong later on is settled from where the run began, which may lie in this folder.
                 why = "" if self.write(self._began) else f"the loss of {self._arm.name} is not finite there"

@@ -50,6 +50,7 @@ class Board:
         self.arms = itertools.count()
         self.ranks, self.rank = len(devices.tasks), devices.rank
         self._session: tf.Session | None = None
+        self._unheard = False  # whether a message was given up: those who heard it count otherwise than the rest
         if self.ranks == 1:
             return
         with tf.Graph().as_default() as graph, tf.device(f"{devices.client}/device:CPU:0"):
@@ -81,7 +82,7 @@ class Board:
         Raises:
           ClusterError: a process was lost.
         """
-        if not self.leads or self._session is None:
+        if not self.leads or self._session is None or self._unheard:
             return
         for size, words in _pieces(json.dumps(message)):
             piece, cast, _ = self._channels[size]
@@ -130,11 +131,12 @@ class Board:
             return self._session.run(fetch, feed, options=run_options(
                 **{} if within is None else {"timeout_in_ms": int(1e3 * within)}))
         except LOST as error:
-            if within is not None:
-                return None
-            raise lost_process(error, f"rank {self.rank}") from error
+            if within is None:
+                raise lost_process(error, f"rank {self.rank}") from error
         except tf.errors.DeadlineExceededError:
-            return None
+            pass
+        self._unheard = True
+        return None
 
 
 def _more(first: np.ndarray) -> int:

@@ -286,12 +286,19 @@ class Collectives:
 
     @staticmethod
     def _members(devices: Sequence[str]) -> tuple[str, ...]:
-        """The devices of a group in the order in which TensorFlow counts them: by the letters of their names."""
-        return tuple(sorted(devices))
+        """The devices of a group in the order in which TensorFlow counts them."""
+        return tuple(sorted(devices, key=_counted))
 
     @staticmethod
     def _within_a_process(devices: Sequence[str]) -> bool:
         return len(set(map(process_of, devices))) == 1
+
+
+def _counted(device: str) -> tuple[str, int]:
+    """What TensorFlow orders the devices of a group by: processes by the letters of their names (task:10 is before
+    task:2), the devices of one by their numbers (CPU:2 is before CPU:10)."""
+    process, _, place = device.rpartition("/device:")
+    return process, int(place.rpartition(":")[2])
 
 
 def _free(scope: Scope) -> contextlib.AbstractContextManager:

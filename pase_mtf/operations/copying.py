@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -16,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pase_mtf.compat import mtf, tf
-from pase_mtf.operations.lowering_key import content_of, is_of_package, is_versioned, names_in
+from pase_mtf.operations.lowering_key import content_of, is_of_package, names_in
 
 __all__ = ["SMALL", "CannotCopyError", "Pair", "copy_operation", "numbers_that_may_be_sizes",
            "shrunk", "shrunk_together"]
@@ -29,6 +30,8 @@ Pair: TypeAlias = "tuple[str, int]"
 
 # What the constructor of mtf.Operation sets, and a copy has of its own.
 _OWN = {"_inputs", "_outputs", "_mesh", "_name"}
+# In which nobody writes down the sizes of a program.
+_NO_PROGRAMS = sys.stdlib_module_names | {"absl"}
 
 
 class CannotCopyError(Exception):
@@ -46,6 +49,11 @@ def _class_values(operation: mtf.Operation) -> Iterator[object]:
                     yield getattr(value, "__func__", None) or getattr(value, "fget", None) or value
 
 
+def _is_of_program(module: str) -> bool:
+    """Whether numbers in a module may be sizes: that `re` keeps 512 patterns says nothing of an operation."""
+    return not is_of_package(module) and module.split(".")[0] not in _NO_PROGRAMS
+
+
 def _found_by_name(function: types.FunctionType) -> Iterator[object]:
     """What a function finds by the names of its module, and by those of modules of programs that stand there."""
     names = names_in(function.__code__)
@@ -53,7 +61,7 @@ def _found_by_name(function: types.FunctionType) -> Iterator[object]:
         value = function.__globals__[name]
         if not isinstance(value, types.ModuleType):
             yield value
-        elif not is_of_package(value.__name__):
+        elif _is_of_program(value.__name__):
             yield from (vars(value)[inner] for inner in sorted(names & vars(value).keys()))
 
 
@@ -79,7 +87,7 @@ def _numbers(value: object, depth: int = 0, seen: set[int] | None = None) -> Ite
         inner = value.co_consts
     elif isinstance(value, types.FunctionType):
         inner = (value.__code__, value.__defaults__, value.__kwdefaults__, *map(content_of, value.__closure__ or ()))
-        if id(value) not in seen and not is_versioned(value):
+        if id(value) not in seen and _is_of_program(str(value.__globals__.get("__name__", ""))):
             seen.add(id(value))
             for found in _found_by_name(value):
                 yield from _numbers(found, 0, seen)

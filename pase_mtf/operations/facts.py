@@ -250,14 +250,15 @@ def fed_by(facts: Sequence[OperationFacts]) -> dict[mtf.Operation, int]:
       facts: of the operations of a graph.
     """
     found: dict[mtf.Operation, int] = {}
-    feeds = 0
+    bit_of: dict[object, int] = {}  # of a tensor, whoever reads it: gradients multiply by a scalar once more
     for fact in facts:
         slices, loop = fact.rule.imported_slices(fact.operation), fact.rule.loop(fact.operation)
         given = (fact.rule.imported(fact.operation), getattr(fact.operation, "_scalar", None),
                  *(slices.to_laid_out_tensor().tensor_list if slices is not None else ()))
         bits = 0
-        if any(map(_may_be_fed, given)):
-            bits, feeds = 1 << feeds, feeds + 1
+        for x in given:
+            if isinstance(x, tf.Tensor) and _may_be_fed(x):
+                bits |= bit_of.setdefault(x.ref(), 1 << len(bit_of))
         behind = [facts[maker].operation for maker in fact.makers if maker >= 0]
         behind += [tensor.operation for tensor, _ in loop.accumulators] if loop else []
         behind += [other if isinstance(other, mtf.Operation) else other.operation

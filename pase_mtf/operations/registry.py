@@ -285,7 +285,7 @@ def _tried_demands(operation: mtf.Operation, demands: StockDemands) -> None:
                            known=False)
         return
     for dim, reason in trial.whole.items():
-        demands.keep_whole(operation, [dim], f"{name}, {reason}")
+        demands.keep_whole(operation, [dim], f"{name}, {reason}", known=dim not in trial.alone)
     for space in _tried_spaces(operation):
         demands.keep_apart(operation, tuple((dim.name, dim.size) for dim in space), f"a {name}")
     for number in trial.reduced:

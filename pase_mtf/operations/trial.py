@@ -36,6 +36,11 @@ _DEVICE = "/device:CPU:0"
 _SUMMED = "_tried_sum"
 # Dims of which pairs are tried.
 _MOST_DIMS = 6
+# Shards into which a dim is split at most.
+_MOST_PARTS = 32
+# Operations and lists within each other whose arrays are looked at.
+_DEEPEST = 4
+_WRONG = "tried, it gives wrong values"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Trial:
       passed: output -> input, by number: where this is a pending sum, so is that.
       reduced: numbers of the inputs that may not be pending sums.
       untried: why it could not be tried; "" where it could.
+      alone: those of `whole` that come out right where the mesh has no other axis.
     """
 
     splits: tuple[str, ...] = ()
@@ -61,6 +67,7 @@ class Trial:
     passed: Mapping[int, int] = dataclasses.field(default_factory=dict)
     reduced: tuple[int, ...] = ()
     untried: str = ""
+    alone: tuple[str, ...] = ()
 
 
 class _CannotTryError(Exception):
@@ -77,13 +84,23 @@ def try_operation(operation: mtf.Operation) -> Trial:
       operation: of any class; it is left as it is.
     """
     tried = _TRIED.setdefault(operation.graph, {})
-    key = lowering_key(operation)
+    # A `lowering_key` has the shapes of floating point arrays: what they hold makes a difference to values only.
+    key = lowering_key(operation), tuple(_arrays(operation))
     if key not in tried:
         try:
             tried[key] = _Trying(_bench(operation)).trial()
         except (_CannotTryError, CannotCopyError) as error:
             tried[key] = Trial(untried=str(error))
     return tried[key]
+
+
+def _arrays(value: object, depth: int = 0) -> Iterator[bytes]:
+    """What the arrays hold that an operation has, or another one which it keeps, by themselves or in lists."""
+    if isinstance(value, np.ndarray):
+        yield value.tobytes()
+    elif depth < _DEEPEST and isinstance(value, (mtf.Operation, list, tuple)):
+        for inner in vars(value).values() if isinstance(value, mtf.Operation) else value:
+            yield from _arrays(inner, depth + 1)
 
 
 def _told(error: Exception) -> str:
@@ -270,7 +287,7 @@ class _Bench:
                 begin = impl.slice_begin(tensor.shape, device)
                 want = whole[tuple(slice(start, start + length) for start, length in zip(begin, size, strict=True))]
                 if not _same(np.asarray(value), want):
-                    return _Outcome("tried, it gives wrong values")
+                    return _Outcome(_WRONG)
         return _Outcome("", sums)
 
 
@@ -305,10 +322,15 @@ class _Trying:
         common = math.gcd(*sizes)
         return [shards for shards in (2, 4) if common % shards == 0] or [common][:common > 1]
 
+    def _most_parts(self, name: str) -> int:
+        """Into how many shards a dim is split at most: of one element each, where these are not too many."""
+        common = math.gcd(*(size for (other, _), size in self._bench.sizes.items() if other == name))
+        return max(count for count in range(1, min(common, _MOST_PARTS) + 1) if common % count == 0)
+
     def trial(self) -> Trial:
         """All of it."""
         operation, bench = self._bench.operation, self._bench
-        splits, whole = [], {}
+        splits, whole, alone = [], dict[str, str](), []
         pending: list[list[str]] = [[] for _ in operation.outputs]
         for name in self._names:
             parts = self._parts(name)
@@ -316,6 +338,16 @@ class _Trying:
             problem = next((outcome.problem for outcome in outcomes if outcome.problem), "")
             if not parts or problem:
                 whole[name] = problem or "its sizes have no divisor that it could be tried with"
+                continue
+            # Larger shards of a small dim all begin at an even place. What raises here is seen at its own sizes, too.
+            if bench.outcome({name: 0}, (self._most_parts(name),)).problem == _WRONG:
+                whole[name] = _WRONG
+                continue
+            # Here the devices are more than the shards, and a device has another number than its shard.
+            problem = bench.outcome({name: 1}, (2, parts[0], 2)).problem
+            if problem:
+                whole[name] = f"where the mesh has other axes: {problem}"
+                alone.append(name)
                 continue
             splits.append(name)
             for number in outcomes[0].pending:
@@ -326,7 +358,8 @@ class _Trying:
         contracted = tuple(tuple(name for name in inputs if name in splits and name not in tensor.shape.dimension_names)
                            for tensor in operation.outputs)
         return Trial(tuple(splits), whole, apart, contracted,
-                     tuple(tuple(name for name in names if name in splits) for names in pending), passed, reduced)
+                     tuple(tuple(name for name in names if name in splits) for names in pending), passed, reduced,
+                     alone=tuple(alone))
 
     def _try_pairs(self, splits: list[str], whole: dict[str, str]) -> tuple[tuple[str, str], ...]:
         """Two dims at a time: those that fail together stay whole, but the first; returns those that cannot share an

@@ -295,3 +295,18 @@ def test_who_trains_one_of_two_models_need_not_feed_the_other(together):
             session.run(lowering.copy_masters_to_slices())
             session.run(lowering.lowered_operation(updates[0]), {fed[0]: np.ones([8, 8])})
     assert together == []
+
+
+def test_a_scalar_that_is_fed_is_one_whoever_multiplies_by_it(together):
+    """The backward pass does so once more in every layer."""
+    with tf.Graph().as_default():
+        b, batch, scale = nets.Builder(tf.float64), nets.dim("batch", 8), tf.placeholder(tf.float64, [])
+        x = b.input("x", [batch, nets.dim("c0", 8)])
+        for number in range(3):
+            inputs, outputs = nets.dim(f"c{number}", 8), nets.dim(f"c{number + 1}", 8)
+            x = mtf.einsum([x, b.variable(f"w{number}", [inputs, outputs])], [batch, outputs]) * scale
+        variables = b.graph.trainable_variables
+        gradients = mtf.gradients([mtf.reduce_mean(mtf.square(x))], [each.outputs[0] for each in variables])
+        mtf.optimize.SgdOptimizer(0.05).apply_grads(gradients, variables)
+        _lowered("batch:a")(b)
+    assert together == [3]

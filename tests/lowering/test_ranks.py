@@ -300,6 +300,17 @@ def test_every_rank_has_a_summary_to_fetch(rank):
         assert any(operation.type.startswith("Collective") for operation in reached(value.op))
 
 
+@pytest.mark.parametrize(("ranks", "each"), [(2, 12), (12, 1)])
+def test_groups_are_counted_as_tensorflow_counts_them(ranks, each):
+    """Processes by the letters of their names, the devices of one by their numbers: else the ranks refuse to run."""
+    devices = cluster_devices(ranks, each)
+    with tf.Graph().as_default():
+        emitter = RankEmitter(devices, Rank.of(devices, 0))
+        xs = [emitter.run_on(device, lambda: tf.zeros([2])) for device in devices]
+        emitter.exchange.all_gather(devices, xs)
+        assert list(emitter.exchange.groups) == [tuple(devices if ranks == 2 else sorted(devices))]
+
+
 @pytest.mark.parametrize("rank", [0, 7])
 @pytest.mark.parametrize("sums", [(), ((4, 1),)])
 def test_devices_that_made_nothing_of_a_tensor_are_given_it(sums, rank):

@@ -1,11 +1,14 @@
 """What trying operations of unknown classes shows."""
 
+import re
+
 import numpy as np
 import own_operations as own
 import pytest
 from nets import Builder, dim
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.layout.legality import StockLegality
 from pase_mtf.operations import trial
 from pase_mtf.operations.registry import splittable_dims, trial_of
 from pase_mtf.operations.trial import try_operation
@@ -266,3 +269,77 @@ class _Reversed(own.Same):
 def test_operations_that_differ_in_a_small_array_are_tried_each(x):
     assert try_operation(_Reversed(x, [0])).splits == ("width",)
     assert try_operation(_Reversed(x, [1])).splits == ("batch",)
+
+
+class _LooksAtItsName(own.Same):
+    def lower(self, lowering):
+        if re.match("decoder", self.name):
+            raise ValueError(self.name)
+        self._set(lowering, lambda t: 2.0 * t)
+
+
+def test_numbers_of_pythons_own_modules_are_no_sizes(x):
+    """`re` keeps 512 patterns, and has flags of 128 and more."""
+    found = try_operation(_LooksAtItsName(x))
+    assert (found.splits, found.untried) == (("batch", "width"), "")
+
+
+class _MeanOfAll(mtf.Operation):
+    """Divides by the number of devices: right where all of them have a part of their own."""
+
+    def __init__(self, x):
+        super().__init__([x], name="mean_of_all")
+        self._outputs = [mtf.Tensor(self, mtf.Shape([]), x.dtype)]
+
+    def lower(self, lowering):
+        x, impl = self.inputs[0], lowering.mesh_impl(self)
+        y = impl.slicewise(tf.reduce_mean, lowering.tensors[x])
+        axis = impl.tensor_dimension_to_mesh_axis(x.shape.dims[0])
+        if axis is not None:
+            y = impl.slicewise(lambda t: t / impl.size, impl.allreduce(y, [axis], "SUM"))
+        lowering.set_tensor_lowering(self.outputs[0], y)
+
+
+def test_what_is_right_only_on_a_mesh_of_one_axis_is_not_known_to_be():
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        operation = _MeanOfAll(b.input("x", [dim("batch", 64)]))
+        found = try_operation(operation)
+        problem = StockLegality(b.graph, operation.outputs).problem({"batch": 0}, (2, 4))
+    assert (found.splits, found.alone) == ((), ("batch",))
+    assert found.whole == {"batch": "where the mesh has other axes: tried, it gives wrong values"}
+    assert problem is not None
+    assert not problem.known
+
+
+class _Alternating(own.Same):
+    """Changes the sign of every other element, counted from the beginning of the slice."""
+
+    def lower(self, lowering):
+        self._set(lowering, lambda t: t * tf.cast(1 - 2 * (tf.range(t.shape[-1]) % 2), t.dtype))
+
+
+@pytest.mark.parametrize("width", [8, 28, 8192])
+def test_shards_that_begin_at_an_odd_place_are_tried(width):
+    with tf.Graph().as_default():
+        found = try_operation(_Alternating(Builder(tf.float32).input("x", [dim("batch", 4), dim("width", width)])))
+    assert found.splits == ("batch",)
+    assert found.whole == {"width": "tried, it gives wrong values"}
+
+
+class _Filtered(own.Same):
+    """Adds to every element its neighbours in the last dim, each by its factor."""
+
+    def __init__(self, x, taps):
+        super().__init__(x)
+        self._taps = np.array(taps, np.float32)
+
+    def lower(self, lowering):
+        before, here, after = map(float, self._taps)
+        self._set(lowering, lambda t: here * t + before * tf.pad(t[:, :-1], [[0, 0], [1, 0]])
+                  + after * tf.pad(t[:, 1:], [[0, 0], [0, 1]]))
+
+
+def test_operations_that_differ_in_floating_point_numbers_are_tried_each(x):
+    assert try_operation(_Filtered(x, [0.0, 1.0, 0.0])).splits == ("batch", "width")
+    assert try_operation(_Filtered(x, [0.25, 0.5, 0.25])).splits == ("batch",)

@@ -71,6 +71,13 @@ def test_a_last_checkpoint_that_is_written_is_no_word(written, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def test_one_that_is_due_after_the_first_step_follows_after_the_next(written):
+    keeper = _keeper([1.0] * 9, first_step=3, every=4)
+    for step in range(3, 7):
+        keeper.watch(Record("search", step, 1.0, 0.1, True))
+    assert written == [5]
+
+
 def test_one_that_cannot_be_written_is_told(monkeypatch, capsys):
     def full(*_, **__):
         raise UsageError("disk full")

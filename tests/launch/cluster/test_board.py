@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from pase_mtf import models
-from pase_mtf.errors import FormatError, MismatchError
+from pase_mtf.compat import tf
+from pase_mtf.errors import FormatError, MismatchError, OutOfMemoryError
+from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo
 from pase_mtf.launch.cluster import follower
 from pase_mtf.launch.cluster.board import Board, _more, _pieces, _text
@@ -110,3 +112,31 @@ def test_what_only_a_closed_arm_has_read_is_read_no_more(monkeypatch):
     told = [{"do": "run"}, build, build, {"do": "close", "arm": 0}, build, {"do": "close", "arm": 2}, {"do": "end"}]
     follower.follow(SimpleNamespace(hear=lambda: told.pop(0)), None)
     assert reads == [(0, 1), (0, 1), (0,), (0, 2), (0,)]
+
+
+def test_an_arm_is_closed_when_all_have_heard_but_after_an_error():
+    """Others may still fill their variables, and one that hears it later than the rest would hear nothing any more."""
+    told, arm = [], Arm.__new__(Arm)
+    arm._number, arm._session = 3, SimpleNamespace(close=lambda: None)
+    arm._board = SimpleNamespace(tell=lambda *, within=None, **message: told.append((within, message)))
+    arm.close()
+    try:
+        raise OutOfMemoryError("a step does not fit")
+    except OutOfMemoryError:
+        arm.close()
+    assert told == [(None, {"do": "close", "arm": 3}), (5.0, {"do": "close", "arm": 3})]
+
+
+def test_after_a_message_that_not_all_have_heard_nothing_is_told():
+    runs = []
+
+    def run(*_, **__):
+        runs.append(None)
+        raise tf.errors.DeadlineExceededError(None, None, "too late")
+    board = Board(Devices.over_tasks(2, "cpu", ("127.0.0.1:1",), rank=0))
+    board._session = SimpleNamespace(run=run, close=lambda: None)
+    board._channels = {1 << 7: ("piece", "cast", None)}
+    board.tell(within=0.1, do="close")
+    board.tell(do="step")
+    board.close()
+    assert len(runs) == 1
