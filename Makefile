@@ -13,6 +13,12 @@ ARGS ?=
 ENVIRONMENT := .venv/.installed-$(TENSORFLOW)
 BIN := .venv/bin
 
+# The version of the Python that .venv has, where another one is asked for: then .venv is made anew.
+VERSION := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
+ANOTHER := $(if $(filter command,$(origin PYTHON)),$(shell \
+  wanted=$$($(PYTHON) $(VERSION) 2>/dev/null); there=$$($(BIN)/python $(VERSION) 2>/dev/null); \
+  [ -n "$$wanted" ] && [ -n "$$there" ] && [ "$$wanted" != "$$there" ] && echo "$$there"))
+
 # Numba compiles a kernel again once its file is newer than what it has kept: then here, not in somebody's first search.
 COMPILED := .venv/.compiled
 KERNELS := $(shell grep -rlE "import compiled|njit" pase_mtf --include=*.py 2>/dev/null)
@@ -70,10 +76,14 @@ bazel: $(ENVIRONMENT)
 
 environment: $(COMPILED)
 
-$(ENVIRONMENT): setup.py
+# A target that no file is: what needs it is always made.
+another-python:
+
+$(ENVIRONMENT): setup.py $(if $(ANOTHER),another-python)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
 	  echo "pase_mtf needs Python 3.10 to 3.13, $(PYTHON) is $$($(PYTHON) --version 2>&1); try make PYTHON=python3.11" >&2; \
 	  exit 1; }
+	@if [ -n "$(ANOTHER)" ]; then echo "removing .venv, which has Python $(ANOTHER)"; rm -rf .venv; fi
 # An environment whose making was interrupted has a Python, and no pip yet.
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 	  echo "making .venv with $$($(PYTHON) --version 2>&1)"; $(PYTHON) -m venv --clear .venv; } || { \

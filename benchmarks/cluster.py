@@ -237,7 +237,7 @@ def _measure(cluster: Cluster, link: Link, name: str, key: tuple[str, int, str, 
     """
     _, devices, model, clients = key
     batch = models.load_config(model, _PRESET).batch
-    before, plain, parameters = os.getloadavg()[0], list[float](), None
+    before, plain, parameters, failed = os.getloadavg()[0], list[float](), None, dict[str, str]()
     steps = steps_within(link, devices, _parameters(model), flags.steps, flags.seconds)
     run = [f"--model={model}", f"--steps={steps}", f"--warmup={flags.warmup}", f"--clients={clients}",
            f"--compare={','.join(_ARMS if clients == 'one' else _ARMS_OF_RANKS)}"]
@@ -251,6 +251,7 @@ def _measure(cluster: Cluster, link: Link, name: str, key: tuple[str, int, str, 
                 found = cluster.distribute(model, batch, math.ceil(steps / 2), flags.warmup)
             except RuntimeError as error:  # its heartbeats may not come through links that it fills
                 when = "after" if summary else "before"
+                failed[when] = " ".join(str(error).split())[-200:]
                 tqdm.write(f"note: {model}: tf.distribute failed {when} ours: {error}", file=sys.stderr)
                 continue
             plain += [1e3 * seconds for seconds in found["seconds"]]
@@ -260,7 +261,7 @@ def _measure(cluster: Cluster, link: Link, name: str, key: tuple[str, int, str, 
         raise RuntimeError(f"{model}: {_parameters(model):,} parameters, the plain model has {parameters:,}")
     return Row(model, devices, name, clients, dataclasses.asdict(link), summary, plain or None,
                [before, os.getloadavg()[0]], {"processor": describe_host(), "commit": commit() or "unknown",
-                                              "tcp": cluster.congestion_control})
+                                              "tcp": cluster.congestion_control}, failed)
 
 
 def _report(row: Row) -> str:

@@ -52,6 +52,7 @@ class Row:
       plain: what the steps of tf.distribute took, in milliseconds; None: there is no such model.
       loads: of the computer, over a minute, before and after.
       facts: processor and commit; how TCP shared the links (`Hosts.congestion_control`), in rows that say it.
+      failed: why tf.distribute failed, "before" or "after" the others.
     """
 
     model: str
@@ -63,6 +64,7 @@ class Row:
     plain: list[float] | None
     loads: list[float]
     facts: dict[str, str]
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, int, str, str]:
@@ -100,7 +102,7 @@ def _number(value: float | None, form: str = ".2f", unit: str = "×") -> str:
 def _cell(row: Row, arm: str) -> str:
     if arm == _PLAIN:
         if not row.plain:
-            return "-"
+            return "failed" if row.failed else "-"
         low, _, high = statistics.quantiles(row.plain, n=4) if len(row.plain) > 1 else [row.plain[0]] * 3
         return f"{statistics.median(row.plain):,.0f} ± {(high - low) / 2:,.0f}"
     found = row.summary["arms"].get(arm)
@@ -168,6 +170,8 @@ def _notes(rows: Sequence[Row]) -> str:
     steps = sorted({row.summary["arms"]["search"]["measured_steps"] for row in rows})
     left_out = sorted({f"{row.model}: no {arm} ({why})" for row in rows if row.clients == "one"
                        for arm, why in row.summary["left_out"].items()})
+    left_out += [f"{row.model} on {row.devices} hosts, {row.cluster}: {_PLAIN} failed {when} the others ({why})"
+                 for row in rows for when, why in row.failed.items()]
     return (f"Milliseconds a step: medians of {' or '.join(map(str, steps))} steps ± half the distance of the "
             "quartiles (preset tiny, synthetic data), arms of the launcher in turns, MultiWorkerMirroredStrategy "
             "half of its steps before them, half after. “(same)”: the very strategy of another arm, trained once. All "

@@ -30,6 +30,7 @@ from benchmarks.search import FOLDER
 from benchmarks.search_networks import ROOT
 from pase_mtf.compat import tf
 from pase_mtf.epochs.predict import predict_steps
+from pase_mtf.errors import UsageError, nearest
 from pase_mtf.files import read_json, write_atomically
 from pase_mtf.launch.epochs.command import main as epochs_command
 from pase_mtf.launch.epochs.project_command import graph_exporter
@@ -114,6 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output, sections = pathlib.Path(flags.output).absolute(), flags.sections.split(",")
     if unknown := set(sections) - {*_SECTIONS, ""}:
         parser.error(f"unknown section {sorted(unknown)[0]!r}; choose from {', '.join(_SECTIONS)}")
+    for name in flags.models.split(","):
+        if name not in PAL:  # there is no curve that stands for it, and nothing to hold it against
+            raise UsageError(f"--models={flags.models}: no projection of {name!r} is known; {nearest(name, PAL)}")
     os.chdir(ROOT)
     path = output / "epochs.json"
     results = load(path)

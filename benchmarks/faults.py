@@ -351,9 +351,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError(f"--only={options.only}: no fault has this in its name; the page has the names of all: "
                              f"{options.output}")
         for fault in faults:
-            if options.only in fault.name and (options.again or fault.name not in rows):
+            known = rows.get(fault.name)
+            untried = known is None or not known.tries  # as where there was no root, or no run came to a stage
+            if options.only in fault.name and (options.again or untried):
                 begin = time.monotonic()
-                rows[fault.name] = row = Row(fault.name, *fault.tried(), commit=commit() or "", where=where)
+                row = Row(fault.name, *fault.tried(), commit=commit() or "", where=where)
+                if row.tries or untried:  # what was tried elsewhere stands where it cannot be tried
+                    rows[fault.name] = row
                 order = sorted(rows, key=lambda name: names.index(name) if name in names else len(names))
                 _write(options.output, names, [rows[name] for name in order])
                 print(f"{row.fault}: {row.survived} of {row.tries} ({row.found}), {time.monotonic() - begin:.0f} s",

@@ -183,7 +183,8 @@ def survey(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[
     that were answered before stand, unless they are asked for again."""
     before = dict(known.get("survey", {}))
     open_pieces = [piece for piece in flags.pieces.split(",") if flags.again or piece not in before]
-    if "auto_16" in open_pieces and before.get("auto_8", {}).get("problem", "").startswith(auto_mtf.NO_ANSWER):
+    silent = before.get("auto_8", {}).get("problem", "").startswith(auto_mtf.NO_ANSWER)
+    if silent and "auto_16" in open_pieces and "auto_8" not in open_pieces:  # asked anew, that may answer
         open_pieces.remove("auto_16")  # its problem is no smaller there
         before["auto_16"] = {**before["auto_8"], "problem": "not asked: no answer at p = 8"}
     if open_pieces:

@@ -87,7 +87,8 @@ def plot_mcmc(results: dict[str, dict[str, Any]], path: str | os.PathLike) -> No
     panels = figure.subplots(1, 2, sharey=True)
     for axes, method in zip(panels, ("mcmc (1)", "mcmc (2)"), strict=True):
         chosen = [name for name, row in networks.items()
-                  if row.get(method, {}).get("history") and row.get("exact", {}).get("optimal")]
+                  if row.get(method, {}).get("history") and row.get("exact", {}).get("optimal")
+                  and row[method].get("network") == row["exact"].get("network")]
         # The largest network of every graph: a line each.
         largest: dict[str, str] = {}
         for name in sorted(chosen, key=lambda name: int(name.rpartition("_")[2])):

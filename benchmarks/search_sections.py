@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import pathlib
 import statistics
@@ -125,6 +126,11 @@ def _run(module: str, *arguments: str, timeout: float) -> tuple[dict[str, Any], 
     return json.loads(lines[-1]), seconds
 
 
+def _digest(path: str) -> str:
+    """Tells a network from the same one with other prices."""
+    return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()[:12]
+
+
 def measure(method: str, path: str, options: Options) -> dict[str, Any]:
     """One solver of `METHODS` on one network."""
     solver, _, start = method.partition(" ")
@@ -135,7 +141,7 @@ def measure(method: str, path: str, options: Options) -> dict[str, Any]:
     if len(history) > _MOST_POINTS:
         chosen = np.unique(np.geomspace(1, len(history), _MOST_POINTS).astype(int)) - 1
         outcome["history"] = [history[point] for point in chosen]
-    return {"limit": limit, "process_seconds": seconds, **outcome}
+    return {"limit": limit, "process_seconds": seconds, "network": _digest(path), **outcome}
 
 
 def _network_process(path: str, repeats: int) -> dict[str, Any]:
@@ -271,7 +277,8 @@ def rival_rows(options: Options) -> list[Row]:
 
     def size(path: str) -> dict[str, Any]:
         network = CostNetwork.load(path)
-        return {"layers": len(network.vectors), "edges": len(network.edges), "configurations": sum(network.sizes)}
+        return {"layers": len(network.vectors), "edges": len(network.edges), "configurations": sum(network.sizes),
+                "network": _digest(path)}
     rows: list[Row] = []
     for name, make in networks:
         if options.wants(name):

@@ -138,7 +138,7 @@ def document(rows: Sequence[Row], table: str) -> str:
     steps = sorted({row.summary["arms"]["search"]["measured_steps"] for row in rows})
     without: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        for left_out in row.left_out.items():
+        for left_out in row.without.items():
             without.setdefault(left_out, []).append(f"{row.key[0]} on {row.key[1]}")
     notes = [f"{', '.join(runs)} devices without {arm}: {why}" for (arm, why), runs in without.items()]
     walls = [(row.summary["wall_seconds"], *row.key) for row in rows if "wall_seconds" in row.summary]

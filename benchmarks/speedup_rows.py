@@ -52,9 +52,14 @@ class Row:
         """Whether the launcher found the losses of all arms equal."""
         return not self.summary.get("disagreement")
 
+    @property
+    def without(self) -> dict[str, str]:
+        """Arm -> why it is missing, whether the launcher left it out or this benchmark."""
+        return {**self.summary.get("left_out", {}), **self.left_out}
+
     def holds(self, arms: Iterable[str]) -> bool:
         """Whether nothing is left to measure of these arms."""
-        known = {*self.summary["arms"], *self.left_out}
+        known = {*self.summary["arms"], *self.without}
         if self.mirrored or self.summary["model"] not in distribute.MODELS:
             known.add(MIRRORED)
         return self.equal and self.summary.get("status", "done") == "done" and known >= set(arms)

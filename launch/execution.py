@@ -45,7 +45,7 @@ from pase_mtf.launch.strategies.finding import (
 )
 from pase_mtf.launch.strategies.fitting import fitting_program
 from pase_mtf.launch.strategies.layout_file import layout_of_run, pipeline_text
-from pase_mtf.launch.strategies.pipelining import find_pipelines
+from pase_mtf.launch.strategies.pipelining import check_pipelines, find_pipelines
 from pase_mtf.launch.strategies.pricing import machine_of, prices_of, tell_untraced, watch_of
 from pase_mtf.launch.strategies.trying import choose_by_steps
 from pase_mtf.launch.summary import arm_rows
@@ -213,6 +213,7 @@ def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStac
             prices = prices_of(plan, graph, program)
     graph.save(files.path("graph.json"))
     check_files(plan, graph)
+    check_pipelines(plan)
     arms = possible_arms(plan, graph)
     facts = describe_run(plan, data, machine, graph, arms)
     print_header(facts)

@@ -196,8 +196,7 @@ def _decode(x: mtf.Tensor, memory: mtf.Tensor, visible: mtf.Tensor, keys: mtf.Te
                 state = mtf.einsum([stack.h, first], output_shape=mtf.Shape([batch, inputs]), name="first_layer")
                 context = context + mtf.einsum([attend(state), first], output_shape=context.shape, name="new_context")
                 read = lstm.fill(read, x, first, wave, of_sequence)
-            read = drop(read)
-            stack.advance([read, context], lstm.begun(mesh, dim, wave, config))
+            stack.advance([drop(read), context], lstm.begun(mesh, dim, wave, config))  # no dropout on residuals
             below = lstm.residual(stack.h, read, residuals)
             if wave >= dim.size - 1:
                 outputs.append(below)

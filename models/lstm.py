@@ -308,8 +308,8 @@ def _unrolled(sequence: mtf.Tensor, dim: mtf.Dimension, units: mtf.Dimension, co
             x = fill(x, sequence, first, wave, of_sequence)
             if gates is not None:
                 change["change"] = lambda made, wave=wave: fill(made, gates, first, wave, of_gates)
-        x = drop(x)
-        h = stack.advance([x], begun(mesh, dim, wave, config), **change)
+        # The cells read what dropout leaves; a residual passes it by, or what goes up would be dropped in every layer.
+        h = stack.advance([drop(x)], begun(mesh, dim, wave, config), **change)
         below = stack.h
         if passing is not None:
             h = below = residual(below, x, passing)

@@ -181,3 +181,20 @@ def test_make_makes_an_environment_anew_that_was_interrupted(repository, tmp_pat
                             capture_output=True, text=True, check=False)
     assert f"{python} cannot make an environment" in result.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.parametrize(("asked", "anew"), [("3.12", True), ("3.11", False)])
+def test_make_with_another_python_makes_the_environment_anew(repository, tmp_path, asked, anew):
+    """It went on with the one that was there, and said nothing."""
+    shutil.copy(repository / "Makefile", tmp_path)
+    (tmp_path / "setup.py").write_text("")
+    there, python = tmp_path / ".venv" / "bin" / "python", tmp_path / "python"
+    there.parent.mkdir(parents=True)
+    for path, version in ((there, "3.11"), (python, asked)):
+        path.write_text(f"#!/bin/sh\necho {version}\n")
+        path.chmod(0o755)
+    for name in (".installed-cpu", ".compiled"):
+        (tmp_path / ".venv" / name).write_text("")
+    said = subprocess.run(["make", "--no-print-directory", "--dry-run", "environment", f"PYTHON={python}",
+                           "TENSORFLOW=cpu"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert ("removing .venv, which has Python 3.11" in said) == anew

@@ -51,8 +51,8 @@ def check_memory(plan: Plan, strategies: Mapping[str, Chosen], trained: Sequence
     available = available_bytes()
     if plan.devices.kind == "cpu" and available is not None and found:
         count = plan.devices.on_one_host
-        # And there is a master of each, in the first process.
-        total = (count + 1) * sum(kept.values()) + count * working
+        on_host = [_on_host(strategy, count) for strategy in found.values()]
+        total = sum(stays for stays, _ in on_host) + max(besides for _, besides in on_host)
         if total > available:
             raise OutOfMemoryError(f"all arms together need {total / 2**30:.1f} GiB on {count} virtual "
                                    f"devices, {available / 2**30:.1f} GiB are free; {remedy}")
@@ -61,8 +61,23 @@ def check_memory(plan: Plan, strategies: Mapping[str, Chosen], trained: Sequence
 def _kept_bytes(strategy: Chosen) -> float:
     """Bytes that live from step to step on the device with most of them: of a pipeline not always the fullest."""
     held = [stage.memory for stage in strategy.stages] if isinstance(strategy, Pipeline) else [strategy.memory]
-    return max(sum(size for part, size in memory.items() if part in ("weights", "optimizer slots"))
-               for memory in held)
+    return max(map(_variables, held))
+
+
+def _variables(memory: Mapping[str, float]) -> float:
+    return sum(size for part, size in memory.items() if part in ("weights", "optimizer slots"))
+
+
+def _on_host(strategy: Chosen, count: int) -> tuple[float, float]:
+    """Bytes that live from step to step on so many devices of one host, with their masters, which are in the first
+    process; and what a step holds there besides. Of a pipeline, whose stages differ, on the devices with most."""
+    if not isinstance(strategy, Pipeline):
+        kept = _kept_bytes(strategy)
+        return (count + 1) * kept, count * (strategy.memory_bytes - kept)
+    stages = [(_variables(stage.memory), stage) for stage in strategy.stages]
+    slices, besides = (sorted(column, reverse=True)[:count] for column in zip(*(
+        (nbytes, stage.memory_bytes - nbytes) for nbytes, stage in stages for _ in range(stage.devices)), strict=True))
+    return sum(slices) + sum(nbytes for nbytes, _ in stages), sum(besides)
 
 
 def variable_bytes_per_device(graph: tf.Graph, step: Iterable[tf.Operation]) -> dict[str, int]:

@@ -239,8 +239,11 @@ def _measure(settings: Settings, train: Source, held: Source, config: ModelConfi
     start = time.process_time()
     piece, count = pieces_of(batch, settings.piece)
     stream = Data(train, piece, seed).batches()
-    pieces, rest = _in_pieces(held, piece)
-    with Trainer(models.get(settings.model), config, piece, seed, threads, rest=held.examples % piece) as trainer:
+    model = models.get(settings.model)
+    # Where an example's loss depends on the others of its piece, every batch is judged by the same pieces.
+    looked = min(settings.piece, held.examples) if model.batch_statistics else piece
+    pieces, rest = _in_pieces(held, looked)
+    with Trainer(model, config, piece, seed, threads, looked=looked, rest=held.examples % looked) as trainer:
         epochs, loss, steps = _train(settings, trainer, stream, batch, count, lambda: trainer.loss(pieces, rest),
                                      lambda epochs, loss: tell(batch, seed, epochs, loss))
     reached = loss <= settings.target

@@ -37,10 +37,11 @@ class _Piece:
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """A lowered program: a piece and its gradients, times its weight, what fills no piece, which is only looked at, and
-    the update that sums of gradients are fed into."""
+    """A lowered program: a piece and its gradients, times its weight, a piece that is only looked at, what fills none,
+    and the update that sums of gradients are fed into."""
 
     piece: _Piece
+    looked: _Piece
     rest: _Piece | None
     gradients: list[tf.Tensor]
     rate: tf.Tensor
@@ -53,7 +54,7 @@ class Trainer:
     """A model whose batch is one or more pieces. A context: on its end the session is closed."""
 
     def __init__(self, model: Model[ModelConfig], config: ModelConfig, piece: int, seed: int, threads: int = 1, *,
-                 rest: int = 0):
+                 looked: int | None = None, rest: int = 0):
         """Builds and lowers the program for one device, and sets the initial values.
 
         Args:
@@ -62,11 +63,12 @@ class Trainer:
           piece: examples whose gradients are computed at once.
           seed: of the initial values.
           threads: that TensorFlow computes with.
-          rest: examples that fill no piece, whose loss is asked for; 0: there are none.
+          looked: examples of a piece whose loss is asked for; None: as many as of the others.
+          rest: examples that fill no such piece, whose loss is asked for; 0: there are none.
         """
         with tf.Graph().as_default() as graph:
             tf.set_random_seed(seed)
-            self._step = _lowered(model, dataclasses.replace(config, seed=seed), piece, rest)
+            self._step = _lowered(model, dataclasses.replace(config, seed=seed), piece, looked or piece, rest)
         graph.finalize()
         self._session = tf.Session(graph=graph, config=tf.ConfigProto(
             device_count={"GPU": 0}, intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads))
@@ -94,7 +96,7 @@ class Trainer:
           rest: those that fill no piece, as many as were announced; None: there are none.
         """
         step = self._step
-        fed = [(step.piece, piece) for piece in pieces]
+        fed = [(step.looked, piece) for piece in pieces]
         if rest is not None:
             assert step.rest is not None
             fed.append((step.rest, rest))
@@ -131,7 +133,7 @@ def _forward(mesh: mtf.Mesh, model: Model[ModelConfig], config: ModelConfig, exa
     return {name: placeholder for name, (placeholder, _) in features.items()}, weight, loss
 
 
-def _lowered(model: Model[ModelConfig], config: ModelConfig, piece: int, rest: int) -> _Step:
+def _lowered(model: Model[ModelConfig], config: ModelConfig, piece: int, looked: int, rest: int) -> _Step:
     """The program in the current tf.Graph."""
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh", mtf.utils.BalancedVariablePlacer([_DEVICE]))
@@ -140,7 +142,8 @@ def _lowered(model: Model[ModelConfig], config: ModelConfig, piece: int, rest: i
     # Added up over many pieces: in the type that variables are kept in.
     gradients = [mtf.cast(gradient, tf.as_dtype(kept_dtype(config.dtype))) for gradient in mtf.gradients(
         [loss], [variable.outputs[0] for variable in variables], [weight])]
-    parts = [(features, weight, loss), *([_forward(mesh, model, config, rest, piece)] if rest else [])]
+    more = [looked] * (looked != piece) + [rest] * (rest > 0)
+    parts = [(features, weight, loss), *(_forward(mesh, model, config, examples, piece) for examples in more)]
     parts = [(fed, mine, mine * mean) for fed, mine, mean in parts]
     # Mesh-TF's Adam computes in float32, its SGD multiplies gradients by the rate.
     of_rate = gradients[0].dtype if config.optimizer == "sgd" else tf.float32
@@ -155,5 +158,5 @@ def _lowered(model: Model[ModelConfig], config: ModelConfig, piece: int, rest: i
     initialize = tf.global_variables_initializer()
     with tf.control_dependencies([initialize]):
         start = lowering.copy_masters_to_slices()
-    return _Step(pieces[0], pieces[1] if rest else None, list(map(export, gradients)), rate,
+    return _Step(pieces[0], pieces[looked != piece], pieces[-1] if rest else None, list(map(export, gradients)), rate,
                  [placeholder for placeholder, _ in sums], update, tf.group(initialize, start))

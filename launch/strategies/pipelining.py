@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from pase_mtf.amounts import bytes_text, needed_text
 from pase_mtf.errors import InfeasibleError, MismatchError, OutOfMemoryError
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch.arms.pipelined import PipelinedProgram
 from pase_mtf.launch.arms.recipe import microbatch_of
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.flag_values import PIPELINE, ArmName
@@ -21,7 +23,18 @@ from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.strategy.by_kernels import Telling, kernels_of
 from pase_mtf.strategy.measured import MeasuredPrices
 
-__all__ = ["find_pipelines"]
+__all__ = ["check_pipelines", "find_pipelines"]
+
+
+def check_pipelines(plan: Plan) -> None:
+    """Refuses files of pipelines of another program before anything is searched, which may take minutes.
+
+    Raises:
+      MismatchError: one is for another model, another batch, or another number of microbatches.
+    """
+    for arm in plan.options.arms:
+        if arm.method == PIPELINE and arm.argument and not why_left_out(arm, plan.options, plan.config):
+            _kept(arm.argument, plan)
 
 
 def find_pipelines(plan: Plan, arms: Sequence[ArmName], machine: Machine, prices: MeasuredPrices | None,
@@ -88,8 +101,8 @@ def _to_fit(plan: Plan, most: int) -> str:
             "more devices")
 
 
-def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: float) -> Pipeline:
-    """The pipeline of a file, priced for this run; kernels are measured until then, by `time.monotonic`."""
+def _kept(path: str, plan: Plan) -> tuple[Pipeline, PipelinedProgram, ComputationGraph]:
+    """The pipeline of a file, a microbatch of this run, and its graph, which is the pipeline's."""
     kept, options = Pipeline.load(path), plan.options
     if options.batch % kept.microbatches:
         raise MismatchError(f"{path}: a pipeline of {kept.microbatches} microbatches, --batch={options.batch} does not "
@@ -97,11 +110,18 @@ def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None
     if plan.microbatches not in (1, kept.microbatches):  # of --microbatches=auto nobody gave it
         raise MismatchError(f"{path}: a pipeline of {kept.microbatches} microbatches, this run has "
                             f"{plan.microbatches}; take --microbatches={kept.microbatches}, or search anew")
+    one, graph = microbatch_of(plan, kept.microbatches)
+    if graph.hash != kept.graph_hash:
+        raise MismatchError(f"{path}: made for graph {kept.graph_hash} of {kept.graph_name}, a microbatch of this "
+                            f"run is {graph.hash}; take the flags of that run, or search anew")
+    return kept, one, graph
+
+
+def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: float) -> Pipeline:
+    """The pipeline of a file, priced for this run; kernels are measured until then, by `time.monotonic`."""
+    options = plan.options
     with Stage("pipeline"):
-        one, graph = microbatch_of(plan, kept.microbatches)
-        if graph.hash != kept.graph_hash:
-            raise MismatchError(f"{path}: made for graph {kept.graph_hash} of {kept.graph_name}, a microbatch of this "
-                                f"run is {graph.hash}; take the flags of that run, or search anew")
+        kept, one, graph = _kept(path, plan)
         measured = None if prices is None else (kernels_of(one.graph, graph), prices.meter)
         found = evaluate_pipeline(graph, kept.laid(), kept.microbatches, kept.schedule, machine, measured,
                                   seconds=share_of(until, 1.0), progress=Telling())

@@ -118,6 +118,10 @@ class _Grouping:
             if inner.name != outer.name and inner.name not in output.dimension_names:
                 group.aliases[inner.name] = outer.name
         self.groups.put(fact.index, owner)
+        for inner, _ in pairs:
+            # A dim without a name (`mtf.anonymize`) is none of the operation's dims, but is split like its alias.
+            if group.resolve(inner.name) in group.sizes:
+                group.sizes[group.resolve(inner.name)].add(inner.size)
         # What is merged away or split up is laid out by no axis of this layer.
         group.legal &= {outer.name for _, outer in pairs}
         for name in [name for name in group.sizes if name not in output.dimension_names]:

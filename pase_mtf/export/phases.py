@@ -42,8 +42,10 @@ def phases_of(graph: mtf.Graph, facts: Sequence[OperationFacts]) -> list[str]:
         if named[index] or (after[index] and before[index]):
             phase = BACKWARD
         elif updates[index] or after[index]:
-            # A gradient that a loop adds up in another type is one still: what it is part of is summed after the loop.
-            passed = bool(fact.loops) and after[index] and fact.rule.forwards_sums and len(fact.reads) == 1
+            # A gradient that is added up in another type, by a loop or over the microbatches of a pipeline, is one
+            # still: what it is part of is summed after the last.
+            passed = after[index] and fact.rule.forwards_sums and len(fact.reads) == 1 and (
+                bool(fact.loops) or fact.outputs[0].dtype != fact.reads[0].dtype)
             phase = BACKWARD if passed else UPDATE
         elif not sources[index] and consumers[index] and not fact.rule.is_variable and all(
                 named[consumer] for consumer in consumers[index]):
@@ -65,8 +67,9 @@ def forward_name(name: str, names: Collection[str], graph: mtf.Graph) -> str | N
     scope = graph.captured_variable_scope.name
     while "/gradients/" in name:
         name = name.rsplit("/gradients/", 1)[0]
-        if name in names:
-            return name
+        # Mesh-TF puts the scope in front: with it, the name may be that of another operation, in a scope called alike.
         if scope and name.startswith(scope + "/") and name[len(scope) + 1:] in names:
             return name[len(scope) + 1:]
+        if name in names:
+            return name
     return None

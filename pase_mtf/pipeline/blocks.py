@@ -9,6 +9,7 @@ import math
 from collections.abc import Hashable, Sequence
 
 from pase_mtf.graph.computation_graph import ADDED, ComputationGraph, Edge, Layer, LayerOperation, Variable
+from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.graph.partition import Partition
 from pase_mtf.graph.spans import Held
 
@@ -50,8 +51,8 @@ class Blocks:
 
 
 def of_microbatch(graph: ComputationGraph, microbatches: int) -> ComputationGraph:
-    """A graph as one of so many microbatches runs it: gradients are added up over the microbatches, of sums of rows
-    their parts, and no rows travel.
+    """A graph as one of so many microbatches runs it: gradients are added up over the microbatches; what sums of rows
+    add up to consists of the rows of all, which travel once where they are less than parts.
 
     Args:
       graph: of a microbatch.
@@ -60,12 +61,17 @@ def of_microbatch(graph: ComputationGraph, microbatches: int) -> ComputationGrap
     if microbatches == 1:
         return graph
     layers = tuple(dataclasses.replace(layer, operations=(
-        *(dataclasses.replace(operation, looked_up=()) if operation.looked_up else operation
-          for operation in layer.operations),
+        *(dataclasses.replace(operation, looked_up=_of_all(operation.looked_up, microbatches))
+          if operation.looked_up else operation for operation in layer.operations),
         *(added_up(variable, microbatches - 1) for variable in layer.variables if variable.trainable)))
         for layer in graph.layers)
-    edges = tuple(dataclasses.replace(edge, looked_up=()) if edge.looked_up else edge for edge in graph.edges)
+    edges = tuple(dataclasses.replace(edge, looked_up=_of_all(edge.looked_up, microbatches))
+                  if edge.looked_up else edge for edge in graph.edges)
     return dataclasses.replace(graph, layers=layers, edges=edges)
+
+
+def _of_all(looked_up: LookedUp, microbatches: int) -> LookedUp:
+    return looked_up._replace(indices=microbatches * looked_up.indices)
 
 
 def added_up(variable: Variable, times: int, held: tuple[Held, ...] = ()) -> LayerOperation:

@@ -250,7 +250,12 @@ def find_measured_pipeline(graphs: Mapping[int, ComputationGraph], sources: Mapp
     idle = 0
     while True:
         prices = kernels.prices()
-        found, told = search.best(prices, 0.0)
+        try:
+            found, told = search.best(prices, 0.0)
+        except NoPipelineError:
+            if not kept:
+                raise
+            break  # the search of a stage within a limit has a second; what was found before fits all the same
         kept = [search.step(candidate, prices) for candidate in kept]
         least = min((candidate.step.seconds for candidate in kept), default=math.inf)
         idle = idle + 1 if found.step.seconds > (1.0 - WORTH) * least else 0
@@ -260,7 +265,10 @@ def find_measured_pipeline(graphs: Mapping[int, ComputationGraph], sources: Mapp
             break
     prices = kernels.prices()
     best = _simplest([search.step(candidate, prices) for candidate in kept])
-    _, told = search.best(prices, _SECONDS)
+    try:
+        _, told = search.best(prices, _SECONDS)
+    except NoPipelineError:  # as above: nothing is known of other cuts by these prices
+        told.update({"optimal": False, "lower_bound": 0.0})
     told["gap"] = gap_above(best.step.seconds, told["lower_bound"])
     best = search.in_stages(best, kernels, begin + seconds)
     told["seconds"] = time.perf_counter() - begin

@@ -418,7 +418,10 @@ class Minimiser:
                 self._consider(part.p, choice, improve(part.p, choice, _SWEEPS, everything))
             self._report(min(part.bound, others))
             return min(cost, self.cost)
-        found = descend(part.p, self.cost, self._target(), most, self._budget.seconds, told)
+        # While no cost is known, neither is how much rounds off of it: a whole unit would rule out what is cheaper by
+        # one.
+        margin = self._target() if self.cost < np.inf else 0.0
+        found = descend(part.p, self.cost, margin, most, self._budget.seconds, told)
         if not found.complete:
             self._most_read *= 4
         return found.complete

@@ -212,7 +212,8 @@ def _prove(network: CheckedNetwork, certificate: Certificate, active: np.ndarray
         least = at_layers(flat, theta, active, reduced, near)
         least_only = rounds == 0 and certificate.alone is True
         between = _at_pairs(network, given, near, beyond, least_only)
-        bound = math.nextafter(math.fsum([*least.tolist(), *between.tolist()]), -math.inf)
+        total = math.fsum([*least.tolist(), *between.tolist()])
+        bound = math.nextafter(total, -math.inf) if total else 0.0  # a sum of float64 that is 0 was not rounded
         if bound >= limit:
             return 0
         missing = math.nextafter(limit - bound, math.inf)
@@ -301,8 +302,10 @@ def _check(network: CostNetwork, solution: Solution) -> float:
         raise CertificateError("the solution has no certificate; search with certificate=True")
     exact = parts <= _MOST_WHOLE and _whole(network)
     tolerance = 0.0 if exact else _TOLERANCE * parts
-    # Another integer is smaller by 1 at least. The sum is rounded by less than to the next number.
-    limit = cost - 0.75 if exact else math.nextafter(math.nextafter(cost, math.inf) - tolerance, math.inf)
+    # Another integer is smaller by 1 at least. The sum is rounded by less than to the next number; neither 0 nor a
+    # difference of 0 is.
+    below = (math.nextafter(cost, math.inf) if cost else 0.0) - tolerance
+    limit = cost - 0.75 if exact else math.nextafter(below, math.inf) if below else 0.0
     prepared = checked(network)
     active = prepared.flat.unary < HUGE
     seen: set[int] = set()

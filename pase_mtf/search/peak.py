@@ -94,7 +94,8 @@ def minimise_within_peak(network: CostNetwork, memory: Memory, peak: _Peak, memo
             bound = max(bound, solution.lower_bound)
             used, key = nearby.look(solution.assignment)
             if used <= limit:
-                return above(solution, bound)
+                # What was found in haste, or to within a gap, may cost more than what was known before.
+                return above(_cheaper(network, solution, None if solution.optimal else initial), bound)
             if key in tried:
                 break
             try:

@@ -149,7 +149,7 @@ def expert(graph: ComputationGraph, devices: int,
       graph: the computation graph.
       devices: p.
       mesh: two axes (name, size): the batch's, then the other's, for the transformer's layout (default: the paper's
-        mesh, or one as square as p allows); other networks have none (`expert_axes`).
+        mesh, or the squarest that the sizes split over); other networks have none (`expert_axes`).
 
     Raises:
       InfeasibleError: the batch does not split over this many devices, or an axis of the transformer's mesh splits
@@ -161,7 +161,9 @@ def expert(graph: ComputationGraph, devices: int,
             "the transformer's layout has two axes, the batch's and another; give two" if _has_heads(graph) else
             f"{shortened(graph.name)} has no attention heads, and other networks no such mesh; leave it out"))
     if _has_heads(graph):
-        rows, columns = (mesh[0][1], mesh[1][1]) if mesh is not None else _transformer_mesh(devices)
+        if mesh is None:
+            return _squarest_transformer_layout(graph, devices)
+        rows, columns = mesh[0][1], mesh[1][1]
         if rows * columns > devices:
             raise UsageError(f"mesh={shortened(mesh)}: needs {rows * columns} devices, there are {devices}; give axes "
                              "for no more")
@@ -267,11 +269,23 @@ def _pipelines(graph: ComputationGraph, devices: int) -> tuple[Configuration, ..
     return tuple(result)
 
 
-def _transformer_mesh(devices: int) -> tuple[int, int]:
-    if devices in _TRANSFORMER_MESHES:
-        return _TRANSFORMER_MESHES[devices]
-    rows = max(n for n in range(1, math.isqrt(devices) + 1) if devices % n == 0)
-    return rows, devices // rows
+def _squarest_transformer_layout(graph: ComputationGraph, devices: int) -> tuple[Configuration, ...]:
+    """The layout on the paper's mesh or, of the others, on the squarest that the sizes of the graph split over."""
+    first: InfeasibleError | None = None
+    for rows, columns in _transformer_meshes(devices):
+        try:
+            return _transformer_layout(graph, rows, columns)
+        except InfeasibleError as error:
+            first = first or error
+    assert first is not None  # there is a mesh for every number of devices
+    raise first
+
+
+def _transformer_meshes(devices: int) -> list[tuple[int, int]]:
+    """The paper's mesh, where it has one, then all others, the squarest first."""
+    short = [n for n in range(math.isqrt(devices), 0, -1) if devices % n == 0]
+    return [*([_TRANSFORMER_MESHES[devices]] if devices in _TRANSFORMER_MESHES else []),
+            *(mesh for n in short for mesh in ((n, devices // n), (devices // n, n)))]
 
 
 def _one_weird_trick(graph: ComputationGraph, devices: int) -> tuple[Configuration, ...]:

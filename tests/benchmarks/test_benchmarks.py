@@ -36,6 +36,13 @@ def summary():
                      "expert": _row(100, 90, same_as="search")}}
 
 
+def test_what_the_launcher_left_out_is_told(summary):
+    """Its cell was a dash that nobody explained, and --arms= measured the row anew every time."""
+    row = Row({**summary, "left_out": {"auto_mtf": "needs ortools"}}, "pictures")
+    assert "alexnet on 8 devices without auto_mtf: needs ortools." in document([row], full_table([row]))
+    assert row.holds(["search", "auto_mtf"])
+
+
 def test_tables(summary):
     row = Row({**summary, "wall_seconds": 61.7}, "pictures", "abc1234", {"auto_mtf": "no answer"})
     text = document([row], compact_table([row]))

@@ -221,3 +221,12 @@ def test_a_row_is_kept_where_tf_distribute_fails(capsys):
     assert row.plain == [500.0] * 3
     assert row.summary["arms"]
     assert "tf.distribute failed after ours: no heartbeat" in capsys.readouterr().err
+
+
+def test_the_page_tells_where_tf_distribute_failed():
+    """It looked like a model that there is no plain one of."""
+    once = dataclasses.replace(_row(), failed={"after": "no heartbeat"})
+    assert "alexnet on 4 hosts, 2080ti: MultiWorkerMirrored failed after the others (no heartbeat)." in document([once])
+    never = dataclasses.replace(_row(), plain=None, failed={"before": "late", "after": "later"})
+    cells, = (cells for cells in rows(document([never])) if cells[:3] == ["2080ti", "alexnet", "4"])
+    assert cells[4] == "failed"

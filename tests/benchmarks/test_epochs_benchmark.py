@@ -108,3 +108,13 @@ def test_files_of_the_benchmark(results, tmp_path):
     path.write_text("{}")
     with pytest.raises(FormatError):
         epochs.load(path)
+
+
+def test_models_without_a_projection_are_told_before_anything_is_measured(tmp_path, monkeypatch, capsys):
+    """Their rows were kept, and no page could be made of the file any more."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(epochs, "_measure", None)
+    assert epochs.main(["--models=gnmt,transformer", f"--output={tmp_path}"]) == 2
+    line, = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --models=gnmt,transformer: no projection of 'transformer' is known; ")
+    assert not list(tmp_path.iterdir())

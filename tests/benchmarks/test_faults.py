@@ -126,3 +126,17 @@ def test_a_row(tmp_path, what):
     every = {fault.name: fault for fault in (*stage_faults(tmp_path, 1), *fault_clusters.cluster_faults(tmp_path))}
     found = every[what].tried()
     assert found.survived == found.tries == 1, found.found
+
+
+def test_what_could_not_be_tried_is_tried_where_it_can_be(monkeypatch, tmp_path):
+    """With root it was passed over; and without, --again took the place of what had been found with it."""
+    found, page = [], tmp_path / "faults.md"
+    monkeypatch.setattr(faults, "_faults", lambda runs, tries: [
+        Fault("3 hosts, --clients=one: cut off, in training", lambda: found.pop())])
+    untried = Found(0, 0, "not tried: needs root")
+    for now, more, kept in ((untried, [], 0), (Found(1, 1, "went on"), [], 1), (untried, ["--again"], 1)):
+        found.append(now)
+        assert faults.main([f"--output={page}", *more]) == 0
+        assert not found
+        row, = json.loads(page.with_suffix(".json").read_text())["rows"]
+        assert row["tries"] == kept

@@ -152,3 +152,13 @@ def test_a_program_ends_where_the_survey_is_interrupted(monkeypatch):
     finally:
         made[0].kill()
         made[0].wait()
+
+
+def test_sixteen_devices_are_asked_where_eight_are_asked_anew(monkeypatch):
+    """With more time eight answered, and of sixteen the page went on saying that eight had not."""
+    monkeypatch.setattr(layout_survey, "run", lambda name, pieces, machine, *limits: {
+        piece: _cost(0.02) for piece in pieces})
+    flags = argparse.Namespace(again=True, pieces="auto_8,auto_16", machine="h100", process_limit=1.0, limit=600.0)
+    silent = {"problem": "no answer after 60 s of processor time"}
+    found = layout.survey("toy", {"survey": {"auto_8": silent}}, flags)
+    assert [found[piece]["problem"] for piece in ("auto_8", "auto_16")] == ["", ""]

@@ -347,6 +347,16 @@ def test_networks_of_the_memory_section(tmp_path, capsys):
     assert [len(entry) for entry in network.memory] == list(network.network.sizes)
 
 
+def test_a_proof_of_other_prices_is_not_wrong():
+    """Where one method was measured anew, or a budget ended within a network, the others had proved wrong optima."""
+    size = {"layers": 3, "edges": 2, "configurations": 9, "network": "new"}
+    text = search_document.comparison({"x | size": size, "x | exact": _result(2.0, network="new"),
+                                       "x | milp": _result(1.0)})
+    assert "WRONG" not in text
+    assert "proven, earlier run" in row_of(text, "x")[7]
+    assert row_of(text, "x")[2].endswith("proven")
+
+
 def test_a_wrong_proof_would_be_seen():
     rows = {"x | exact": _result(1.0), "x | pase": _result(2.0)}
     assert "WRONG" in search_document.comparison(rows)

@@ -86,6 +86,23 @@ def test_what_fills_no_piece_is_looked_at_too(preset, tmp_path, name):
     np.testing.assert_allclose(losses, losses[0], rtol=2e-5)
 
 
+def test_batch_normalisation_is_judged_by_the_same_pieces_whatever_the_batch(tmp_path, monkeypatch):
+    """An example's loss depends on those that it is normalised with."""
+    sizes, seen, loss = tmp_path / "micro.json", [], Trainer.loss
+    sizes.write_text(json.dumps({**SIZES["resnet101"], "preset": "tiny"}))
+
+    def looked(self, pieces, rest=None):
+        pieces = list(pieces)
+        seen.append([len(part["images"]) for part in [*pieces, *([rest] if rest else [])]])
+        return loss(self, pieces, rest)
+    monkeypatch.setattr(Trainer, "loss", looked)
+    assert main(["measure", "--model=resnet101", f"--preset={sizes}", f"--output={tmp_path / 'curve.csv'}",
+                 "--target=0.001", "--cap=0.5", "--batches=4,8", "--seeds=0", "--examples=32", "--held_out=12",
+                 "--piece=8"]) == 0
+    assert seen
+    assert all(parts == [8, 4] for parts in seen)  # by batches of 4 these were three pieces of 4
+
+
 def test_every_batch_is_judged_by_all_held_out_examples(preset, tmp_path, monkeypatch):
     """Whatever pieces it is computed in: of 64, pieces of 6 are 60."""
     seen, loss = set(), Trainer.loss

@@ -312,6 +312,16 @@ def test_one_of_a_file_that_does_not_fit_is_told(launch, kept, flags, code, mess
     assert not folder.exists()
 
 
+def test_one_of_another_program_is_refused_before_anything_is_searched(launch, kept, monkeypatch):
+    searched = []
+    monkeypatch.setattr("pase_mtf.launch.execution.find_strategies", lambda *_, **__: searched.append(1))
+    code, folder, _, err = launch(f"--compare={kept}", "--batch=16", "--search_only")
+    assert code == 5
+    assert "take the flags of that run, or search anew" in err.splitlines()[-1]
+    assert not searched
+    assert not folder.exists()
+
+
 def test_a_damaged_file_is_told(launch, kept, tmp_path):
     path, data = tmp_path / "mine.json", json.loads(kept.read_text())
     layers = len(data["layer_names"])

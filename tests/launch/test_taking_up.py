@@ -459,7 +459,6 @@ def test_the_launcher_of_a_cluster_takes_it_up(preset, finished, tmp_path):
     assert options_after(again) == left
 
 
-@pytest.mark.slow
 def test_what_another_run_has_kept_since_is_not_removed(preset, finished, tmp_path, capsys, monkeypatch):
     """It was asked to end, and wrote its checkpoint while this one, which was started at once, was still loading."""
     folder = tmp_path / "run"
@@ -474,6 +473,7 @@ def test_what_another_run_has_kept_since_is_not_removed(preset, finished, tmp_pa
     assert list(metrics(folder)) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_killed_and_started_again(preset, tmp_path):
     """kill -9, and the same command again."""
     folder = tmp_path / "run"

@@ -1,6 +1,7 @@
 """gnmt: against the same network written step by step in plain TensorFlow, and against itself under strategies."""
 
 import dataclasses
+import functools
 
 import harness
 import numpy as np
@@ -24,8 +25,9 @@ FLAT = dataclasses.replace(CONFIG, layers=2, length=3)
 SMALL = dataclasses.replace(CONFIG, layers=3, length=3)
 
 
-def plain(features, parameters, config):
-    """One time step after the other, one layer after the other, one matrix product per source and gate."""
+def plain(features, parameters, config, kept=1.0):
+    """One time step after the other, one layer after the other, one matrix product per source and gate; cells read what
+    comes from below times `kept`."""
     words = tf.cast(features["source"] > 0, tf.as_dtype(config.dtype))
 
     def cell(weights, bias, sources, state):
@@ -41,7 +43,7 @@ def plain(features, parameters, config):
         """The state stays where it is at time steps that are not kept."""
         state, outputs = (zero, zero), [None] * len(sequence)
         for step in reversed(range(len(sequence))) if backwards else range(len(sequence)):
-            new = cell(weights, bias, [sequence[step]], state)
+            new = cell(weights, bias, [kept * sequence[step]], state)
             state = new if keep is None else tuple(
                 tf.where_v2(keep[:, step, None] > 0, one, other) for one, other in zip(new, state, strict=True))
             outputs[step] = state[1]
@@ -60,6 +62,7 @@ def plain(features, parameters, config):
             state, outputs = (zero, zero), []
             for source in both:
                 c, h = state
+                source = kept * source
                 i, f, o, g = (source @ rows[:, gate] + h @ weights[0, 1, :, gate] + bias[0, gate] for gate in range(4))
                 c = tf.sigmoid(f + 1) * c + tf.sigmoid(i) * tf.tanh(g)
                 state = c, tf.sigmoid(o) * tf.tanh(c)
@@ -82,7 +85,7 @@ def plain(features, parameters, config):
     for step in range(config.length):
         context, y = attend(states[0][1]), embedded[:, step]
         for layer in range(config.layers):
-            states[layer] = cell(weights[layer], bias[layer], [y, context], states[layer])
+            states[layer] = cell(weights[layer], bias[layer], [kept * y, context], states[layer])
             y = states[layer][1] + (y if layer >= 2 else 0)
         outputs.append(y)
     logits = tf.stack(outputs, 1) @ parameters["output/weights"] + parameters["output/bias"]
@@ -95,6 +98,13 @@ def plain(features, parameters, config):
                          ids=["three layers", "two layers", "four layers"])
 def test_equals_plain_tensorflow(config):
     harness.assert_same(*harness.against_plain("gnmt", config, plain))
+
+
+def test_dropout_is_of_what_cells_read_and_not_of_residuals(monkeypatch):
+    """In place of a mask everything is halved: a residual passes whole."""
+    monkeypatch.setattr("pase_mtf.models.gnmt.dropout", lambda x, rate, step, seed: x * 0.5)
+    config = dataclasses.replace(SMALL, dropout=0.5)
+    harness.assert_same(*harness.against_plain("gnmt", config, functools.partial(plain, kept=0.5)))
 
 
 @pytest.mark.slow

@@ -24,9 +24,11 @@ from pase_mtf.launch.arms.pipelined import build_pipelined, lower_pipeline
 from pase_mtf.lowering import collectives
 from pase_mtf.lowering import lowering as lowering_module
 from pase_mtf.lowering.ranks import Rank
+from pase_mtf.lowering.summed_rows import SumOfRows
 from pase_mtf.pipeline.blocks import find_blocks
 from pase_mtf.pipeline.find import evaluate_pipeline, find_pipeline
 from pase_mtf.pipeline.simulate import Laid, crossings
+from pase_mtf.strategy.experts import data_parallel
 
 
 def _config(name, tmp_path, **changes):
@@ -95,6 +97,19 @@ def test_cuts_at_random_with_adam(name, stages, seed, sharded, tmp_path):
     wanted = harness.one_device(name, config, "adam")
     np.testing.assert_allclose(found.losses, wanted.losses, rtol=1e-8)
     harness.assert_same(found.variables, wanted.variables, 1e-7)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_widens_a_gradient_is_part_of_the_backward_pass(sharded, tmp_path):
+    """It runs in every microbatch, where the gradient is: else each would be summed on its way to an update."""
+    config = dataclasses.replace(_config("gnmt", tmp_path), dtype="bfloat16")
+    with tf.Graph().as_default():
+        graph = export_graph(_program("gnmt", config, 2, 1, "sgd").graph, sharded_updates=sharded)
+    found = [(layer.kind, operation.phase) for layer in graph.layers for operation in layer.operations
+             if operation.type == "_Widen"]
+    assert found
+    assert {phase for _, phase in found} == {"backward"}
+    assert "update" not in {kind for kind, _ in found}
 
 
 def test_an_update_is_in_the_stage_of_its_weights(tmp_path):
@@ -238,3 +253,19 @@ def test_another_program_is_refused(tmp_path):
             lower_pipeline(program, one, pipeline, harness.device_names(2))
         with pytest.raises(MismatchError, match="search again"):
             lower_pipeline(program, one, dataclasses.replace(pipeline, graph_hash="0" * 16), harness.device_names(2))
+
+
+def test_rows_of_all_microbatches_are_summed_together(tmp_path, monkeypatch):
+    """Of both tables once, where devices have memory of their own."""
+    terms, right = [], SumOfRows._summed
+    monkeypatch.setattr(SumOfRows, "_summed", lambda self: terms.append(len(self.terms)) or right(self))
+    config, devices = _config("gnmt", tmp_path, vocab=256), cluster_devices(2, 1)
+    with tf.Graph().as_default():
+        one = _program("gnmt", config, 4, 1, "sgd")
+        graph = export_graph(one.graph)
+        laid = (Laid(0, len(graph.layers), 0, 2, tuple(data_parallel(graph, 2))),)
+        pipeline = evaluate_pipeline(graph, laid, 2, "1f1b", harness.MACHINE)
+    with tf.Graph().as_default():
+        program = _program("gnmt", config, 8, 2, "sgd")
+        lower_pipeline(program, one, pipeline, devices, rank=Rank.of(devices, 0), graph=graph)
+    assert terms == [2, 2]

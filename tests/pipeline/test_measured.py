@@ -18,7 +18,8 @@ from pase_mtf.launch.arms.pipelined import build_pipelined
 from pase_mtf.launch.arms.program import variables_by_name
 from pase_mtf.lowering.kernels import GraphKernels
 from pase_mtf.machine.kernels import sum_kernel
-from pase_mtf.pipeline.find import evaluate_pipeline, find_measured_pipeline
+from pase_mtf.pipeline import find
+from pase_mtf.pipeline.find import NoPipelineError, evaluate_pipeline, find_measured_pipeline
 from pase_mtf.pipeline.pipeline import Pipeline
 
 _DEVICES = 4
@@ -116,3 +117,21 @@ def test_what_makes_no_sense_is_refused(program):
         _find(program, (2,), PretendedMeter(), stages=9)
     with pytest.raises(InfeasibleError, match="within 1000 B each; every one needs at least"):
         _find(program, (2,), PretendedMeter(), memory_limit=1000.0)
+
+
+def test_what_was_found_stays_though_later_searches_find_nothing(program, monkeypatch):
+    """Within a limit each has a second, on a machine that others may slow."""
+    right, calls = find._Search.best, []
+
+    def once(self, *given):
+        calls.append(given)
+        if len(calls) > 1:
+            raise NoPipelineError("found no pipeline", "raise the limit", proven=False, limited=True)
+        return right(self, *given)
+
+    monkeypatch.setattr(find._Search, "best", once)
+    found = _find(program, (2,), PretendedMeter(), memory_limit=1e9)
+    assert len(calls) > 1
+    assert len(found.stages) > 1
+    assert (found.search["optimal"], found.search["gap"]) == (False, math.inf)
+    assert "the shortest of those that were searched" in found.table()

@@ -206,3 +206,18 @@ def test_what_is_left_is_searched_once_it_is_small(monkeypatch):
     for network, solution in solved:
         check_certificate(network, solution)
     assert few < rounds[0]
+
+
+def test_an_optimum_of_nothing():
+    """Its tolerance is 0: no sum on the way to it may be rounded, and none has to be."""
+    ends = np.arange(2)
+    edges = [NetworkEdge(0, 1, [[0.0, 0.3], [0.7, 0.1]], ends, ends), NetworkEdge(1, 0, [[0.0, 0.1]] * 2, ends, ends),
+             NetworkEdge(1, 1, [[0.0, np.inf], [0.2, 0.1]], ends, ends)]
+    for network in (CostNetwork([[0.0, 0.5]], []), CostNetwork([[0.0, 0.1], [0.0, 0.2]], edges)):
+        solution = solve(network)
+        assert (solution.cost, solution.optimal) == (0.0, True)
+        assert check_certificate(network, solution) == 0.0
+    cheaper = CostNetwork([[0.0, -1e-9]], [])
+    claim = dataclasses.replace(solve(CostNetwork([[0.0, 0.5]], [])), assignment=(0,))
+    with pytest.raises(CertificateError, match="cheaper"):
+        check_certificate(cheaper, claim)

@@ -124,3 +124,33 @@ def test_as_part_of_the_search(seed, monkeypatch):
     assert slow.statistics["descents"] == 0
     assert quick.cost == pytest.approx(slow.cost, rel=1e-12)
     assert quick.statistics["nodes"] < slow.statistics["nodes"]
+
+
+def queens(seed, size):
+    """A queen in every row, none of which attacks another: few assignments are finite, and passes hardly meet one."""
+    rng, every = np.random.default_rng(seed), np.arange(size)
+    apart = abs(every[:, None] - every)
+    return CostNetwork([rng.integers(0, 5, size) for _ in range(size)], [
+        NetworkEdge(i, j, np.where((apart == 0) | (apart == j - i), np.inf, 0.0), every, every)
+        for i, j in itertools.combinations(range(size), 2)])
+
+
+def test_whole_numbers_before_any_cost_is_known(monkeypatch):
+    """What is cheaper by one than the first that is met is cheaper, though nobody knew a cost when the search began."""
+    monkeypatch.setattr(part, "_MOST_ENTRIES", -1)
+    placed = [rows for rows in itertools.permutations(range(7)) if all(
+        abs(rows[i] - rows[j]) != j - i for i, j in itertools.combinations(range(7), 2))]
+    begun = []
+
+    def noted(p, cost, margin, *others):
+        begun.append((cost, margin))
+        return descend(p, cost, margin, *others)
+    monkeypatch.setattr(branch_and_bound, "descend", noted)
+    for seed in range(60):
+        network = queens(seed, 7)
+        solution = solve(network, certificate=False)
+        assert solution.optimal
+        assert solution.cost == min(map(network.cost, placed)), seed
+    margins = [margin for cost, margin in begun if cost == np.inf]
+    assert margins  # there were some of which nothing was known
+    assert max(margins) < 1.0

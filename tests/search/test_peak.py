@@ -9,7 +9,8 @@ import pytest
 from random_networks import random_network
 
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.search.network import CostNetwork
+from pase_mtf.search import Solution
+from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack
 from pase_mtf.search.peak import minimise_within_peak
 
@@ -83,6 +84,16 @@ def test_against_brute_force(seeds):
     assert refused
     assert bounds
     assert exact
+
+
+def test_what_is_known_is_kept_where_the_cheapest_was_found_in_haste():
+    """Out of time, or to within a gap, what is found without a limit may fit and cost more than what is known."""
+    network = CostNetwork([[0.0, 1.0]] * 2, [NetworkEdge(0, 1, [[10.0, 10.0], [10.0, 0.0]], [0, 1], [0, 1])])
+    sums = {1: [np.array([1.0, 2.0])] * 2}
+    hasty = Solution((0, 0), 10.0, 1.5, 0.85, False, 0.0, {})
+    found = minimise_within_peak(network, sums.get, _peak_of(sums), 9.0, cheapest=hasty, initial=(1, 1))
+    assert (found.assignment, found.cost, found.lower_bound) == ((1, 1), 2.0, 1.5)
+    assert (found.gap, found.optimal) == (0.25, False)
 
 
 @pytest.mark.parametrize("seeds", [range(0, 300, 15), pytest.param(

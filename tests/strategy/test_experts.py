@@ -30,6 +30,20 @@ def test_one_weird_trick(graph):
     assert chosen[1:] == tuple(Configuration(((name, 8),)) for name in ("d1", "d2", "d3", "d3"))
 
 
+def test_the_transformer_layout_takes_the_squarest_mesh_that_splits():
+    """2 x 3 and 4 x 6 would split 8 heads by 3 and 6; turned round they split all."""
+    dims = {"batch": 24, "length": 8, "d_model": 64}
+    layers = tuple(Layer(f"l{number}", "matmul", {**dims, **more}, tuple({**dims, **more}), (), ())
+                   for number, more in enumerate(({"heads": 8}, {"d_ff": 64}, {"vocab": 128})))
+    net = ComputationGraph("net", layers, (), 0)
+    for devices, rows, columns in ((6, 3, 2), (24, 6, 4)):
+        assert expert(net, devices) == tuple(
+            Configuration((("batch", rows), (name, columns))) for name in ("heads", "d_ff", "vocab"))
+        assert most_devices(expert, net, devices) == devices
+    with pytest.raises(InfeasibleError, match="by 3; take another mesh"):  # one that is named is taken as it is
+        expert(net, 6, mesh=[("rows", 2), ("columns", 3)])
+
+
 def test_the_transformer_layout():
     dims = {"batch": 16, "length": 8, "d_model": 64}
     layers = tuple(Layer(f"l{number}", "matmul", {**dims, **more}, tuple({**dims, **more}), (), ())

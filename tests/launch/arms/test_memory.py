@@ -159,3 +159,18 @@ def test_the_weights_of_a_pipeline_are_those_of_the_stage_with_most():
     with pytest.raises(OutOfMemoryError, match="all arms together"):
         check_memory(plan, {"pipeline": piped, "search": other}, ["pipeline", "search"],
                      SimpleNamespace(name="local", memory_bytes=13.5))
+
+
+def test_every_device_of_a_pipeline_holds_its_own_stage(monkeypatch):
+    """On one host: 1 and 8 of weights, as much in masters, and 2 and 1 besides."""
+    held = [{"weights": 1.0, "activations": 2.0}, {"weights": 8.0, "activations": 1.0}]
+    stages = tuple(Stage(number, number + 1, number, 1, 1.0, 1.0, 0.0, 0.0, 1, memory)
+                   for number, memory in enumerate(held))
+    piped = Pipeline("net", "", 2, "local", 2, "1f1b", ("a", "b"), (), stages, 1.0, {})
+    plan = SimpleNamespace(devices=Devices("cpu", ("/device:CPU:0", "/device:CPU:1"), "CPUs"))
+    machine = SimpleNamespace(name="local", memory_bytes=100.0)
+    monkeypatch.setattr("pase_mtf.launch.arms.memory.available_bytes", lambda: 21)
+    check_memory(plan, {"pipeline": piped}, ["pipeline"], machine)
+    monkeypatch.setattr("pase_mtf.launch.arms.memory.available_bytes", lambda: 20)
+    with pytest.raises(OutOfMemoryError, match="all arms together"):
+        check_memory(plan, {"pipeline": piped}, ["pipeline"], machine)

@@ -1,0 +1,47 @@
+"""Export: which layer an operation is in where names mislead, and what the dims of a layer may be split into."""
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.export.exporter import export_graph
+
+B, L, D, F, V = (mtf.Dimension(name, size) for name, size in (
+    ("batch", 8), ("length", 4), ("d_model", 16), ("d_ff", 32), ("vocab", 64)))
+
+
+def _variable(mesh, name, *dims):
+    return mtf.get_variable(mesh, name, mtf.Shape(dims), initializer=tf.zeros_initializer())
+
+
+def _trained(graph, y):
+    mtf.gradients([mtf.reduce_sum(mtf.square(y))], [variable.outputs[0] for variable in graph.all_variables])
+    return export_graph(graph)
+
+
+def test_a_reshape_of_dims_without_names_splits_what_divides_them():
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        tokens = mtf.Dimension("tokens", B.size * L.size)
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 4, 16]), mtf.Shape([B, L, D]))
+        x = mtf.einsum([x, _variable(mesh, "w1", D, F)], output_shape=[B, L, F])
+        x = mtf.reshape(mtf.anonymize(x), mtf.Shape([tokens, F]))
+        exported = _trained(graph, mtf.einsum([x, _variable(mesh, "w2", F, V)], output_shape=[tokens, V]))
+    ends = [(layer, operand.dims, operand.shape) for layer in exported.layers for operation in layer.operations
+            for operand in (*operation.inputs, *operation.outputs)]
+    for edge in exported.edges:
+        ends += [(exported.layers[edge.source], edge.source_dims, edge.shape),
+                 (exported.layers[edge.target], edge.target_dims, edge.shape)]
+    for layer, dims, shape in ends:
+        assert all(size % layer.dims[name] == 0 for name, size in zip(dims, shape, strict=True) if name), layer.name
+
+
+def test_gradients_follow_their_layer_where_a_scope_within_is_called_alike():
+    with tf.Graph().as_default(), tf.variable_scope("net"):
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D]))
+        x = mtf.relu(mtf.einsum([x, _variable(mesh, "w1", D, F)], output_shape=[B, F], name="product"))
+        with tf.variable_scope("net"):
+            y = mtf.einsum([x, _variable(mesh, "w2", F, V)], output_shape=[B, V], name="product")
+        layers = {layer.name: set(layer.dims) for layer in _trained(graph, y).layers}
+    assert layers["net/product"] == {"batch", "d_model", "d_ff"}
+    assert layers["net/net/product"] == {"batch", "d_ff", "vocab"}
