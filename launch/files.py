@@ -139,8 +139,9 @@ class RunFiles:
     def metric(self, record: Record) -> None:
         """Appends a step to metrics.jsonl and to the arm's TensorBoard events."""
         self.keep()
-        line = {"step": record.step, "arm": record.arm, "loss": record.loss, "ms": record.seconds * 1e3,
-                "timed": record.timed}
+        # JSON has no number that is not finite: other programs would refuse the line.
+        loss = record.loss if math.isfinite(record.loss) else None
+        line = {"step": record.step, "arm": record.arm, "loss": loss, "ms": record.seconds * 1e3, "timed": record.timed}
         with self._plain_errors():
             self._append((json.dumps(line) + "\n").encode())
             self._events(record)

@@ -29,7 +29,7 @@ _DEPTH = 4  # of collections in collections
 def checked_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """A decorator: an argument of another type than the one declared ends in one line that names it.
 
-    Of a collection the first item is looked at; a string is no collection. NumPy's numbers count as Python's.
+    Of a collection all items are looked at; a string is no collection. NumPy's numbers count as Python's.
 
     Raises (when the function is called):
       UsageError: an argument has another type.
@@ -138,7 +138,7 @@ def _problem(value: object, hint: object) -> str:
     """What is wrong with a collection or a function, looked into; empty: nothing."""
     from typeguard import CollectionCheckStrategy, TypeCheckError, check_type  # a tenth of a second
     try:
-        check_type(value, hint, collection_check_strategy=CollectionCheckStrategy.FIRST_ITEM)
+        check_type(value, hint, collection_check_strategy=CollectionCheckStrategy.ALL_ITEMS)
     except TypeCheckError as error:
         return shortened(_in_a_line(str(error)), 160, quoted=False)
     return ""

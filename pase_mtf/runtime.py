@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pase_mtf.compat import tf
 
 __all__ = ["JOB", "MAX_DEVICES", "Devices", "available_bytes", "choose_devices", "cores", "describe_host", "gpu_bytes",
-           "gpu_names", "memory_bytes", "operation_threads", "processor_name", "session_config", "thread_seconds",
-           "unfolding_threads", "uses_onednn"]
+           "gpu_names", "memory_bytes", "operation_threads", "processor_name", "runnable_cores", "session_config",
+           "thread_seconds", "unfolding_threads", "uses_onednn"]
 
 JOB = "worker"
 """What TensorFlow calls the processes of a run over several of them; each is a task of this job."""
@@ -63,9 +63,14 @@ def _control_groups(controller: str) -> Iterator[pathlib.Path]:
             yield _CONTROL_GROUPS / name / folder
 
 
+def runnable_cores() -> int:
+    """Cores that the threads of this process may run on at one moment, whatever their control groups' quota is."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cores() -> float:
     """Cores this process may keep busy: those of the machine, or fewer by its affinity or its control groups' quota."""
-    number = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    number = float(runnable_cores())
     for folder in _control_groups("cpu"):
         quota, _, period = (_read(folder / "cpu.max")
                             or f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"

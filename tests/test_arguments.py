@@ -164,7 +164,8 @@ def _function(count: int, names: list[str], rate: float = 0.5, *, on: bool = Fal
 @pytest.mark.parametrize(("arguments", "message"), [
     ((True, []), "_function: count=True: is a truth value, not a number"),
     (("3", []), "_function: count='3': is no int"),
-    ((3, ["a", 1]), None), ((3, [1]), "_function: names=[1]: item 0 of list is not an instance of str"),
+    ((3, ["a", 1]), "_function: names=['a', 1]: item 1 of list is not an instance of str"),
+    ((3, [1]), "_function: names=[1]: item 0 of list is not an instance of str"),
     ((3, [], 1), None), ((3, [], "1"), "rate='1'")])
 def test_the_message_names_the_argument(arguments, message):
     if message is None:
@@ -232,3 +233,12 @@ def test_a_limit_is_told_by_the_name_that_it_has_here(calls):
 def test_a_wrong_call_is_pythons_own_error():
     with pytest.raises(TypeError, match="missing a required argument"), contextlib.suppress(UsageError):
         _function(3)
+
+
+@pytest.mark.parametrize(("argument", "value"), [
+    ("compare", ["all:2;batch:all", None]), ("compare", ["all:2;batch:all", ("all:2",)]),
+    ("together", [("batch", "width"), 5]), ("fixed", {"batch": "rows", "width": 3})])
+def test_later_items_of_a_collection_are_looked_at(calls, argument, value):
+    call, right = calls["find_layout"]
+    with pytest.raises(UsageError, match=f"^find_layout: {argument}="):
+        call(**{**right, argument: value})

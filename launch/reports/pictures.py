@@ -73,13 +73,17 @@ def draw_steps(rows: Mapping[str, ArmRow], parts: Mapping[str, Mapping[str, floa
     figure, axes = _figure(8, 0.9 + 0.55 * len(rows))
     labels = {kind: kind for kind in _KINDS}
     labels |= {"traced": "measured (median, quartiles), divided as a traced step", "whole": "measured, undivided"}
+    labels["simulated"] = "simulated step, in which what overlaps counts once"
     for position, (arm, row) in enumerate(rows.items()):
         if row["predicted_ms"] is not None:
             # Where the parts are not known all of it is computation, for the eye.
             found = _by_kind(parts.get(arm, {"compute": 1e-3 * row["predicted_ms"]}))
             _stack(axes, position - 0.19, {kind: 1e3 * seconds for kind, seconds in found.items()}, labels)
+            if (simulated := row.get("simulated_ms")) is not None:  # this is what the headline compares
+                axes.plot([simulated, simulated], [position - 0.37, position - 0.01], color="#111", linewidth=2,
+                          label=labels.pop("simulated", None))
         if row["measured_ms"] is not None and row["measured_ms_quartiles"] is not None:
-            did = _by_kind((traced or {}).get(arm, {}))
+            did = _by_kind((traced or {}).get(row["same_as"] or arm, {}))
             busy = sum(did.values())
             if busy:
                 _stack(axes, position + 0.19, {kind: row["measured_ms"] * seconds / busy for kind, seconds in
@@ -97,8 +101,10 @@ def draw_steps(rows: Mapping[str, ArmRow], parts: Mapping[str, Mapping[str, floa
 
 
 def _label(arm: str) -> str:
-    """The name of an arm, as files may have it, for matplotlib: between two $ it would read a formula."""
-    return arm.replace("$", r"\$")
+    """The name of an arm, as files may have it, for matplotlib: between two $ it would read a formula, and what begins
+    with _ it leaves out of legends."""
+    text = arm.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
 
 
 def draw_timeline(timeline: Timeline) -> Figure:

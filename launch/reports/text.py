@@ -23,7 +23,7 @@ from pase_mtf.launch.possible import why_left_out
 from pase_mtf.launch.summary import ArmRow
 from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.pipeline import Pipeline, distance_text
-from pase_mtf.strategy.devices import devices_text
+from pase_mtf.strategy.devices import above_text, devices_text
 from pase_mtf.strategy.judged_text import judged_text, trial_text
 from pase_mtf.strategy.kernels_text import kernels_text
 from pase_mtf.strategy.strategy import Strategy
@@ -87,7 +87,7 @@ def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
     elif found.get("optimal"):
         proof = f"optimal (proven{', by the kernels that were timed' * bool(found.get('kernels'))})"
     elif found.get("gap") is not None:
-        proof = gap_text(found["gap"])
+        proof = above_text(found, strategy.seconds)
     else:
         proof = "no bound"
     useful = devices_text(strategy.devices, found.get("useful_devices", strategy.devices),
@@ -199,7 +199,7 @@ def headline(rows: Mapping[str, ArmRow], chosen: Chosen, elsewhere: bool = False
         least = chosen.search.get("shortest_simulated_seconds", 0.0)
         said.append(gap_text(own / least - 1.0, shortest) if 0.0 < least < own else shortest)
     elif chosen.search.get("gap") is not None and math.isfinite(chosen.search["gap"]):
-        said.append(gap_text(chosen.search["gap"]))
+        said.append(above_text(chosen.search, 1e-3 * (row["predicted_ms"] or math.inf)))
     predicted = row.get("simulated_ms") or row["predicted_ms"]  # where steps are simulated, these judge
     if row["measured_ms"] and predicted and not elsewhere:
         off = 100 * abs(predicted / row["measured_ms"] - 1)

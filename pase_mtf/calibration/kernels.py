@@ -40,7 +40,7 @@ from pase_mtf.compat import graph_of_nodes, tf
 from pase_mtf.machine.kernel_times import DISTURBED
 from pase_mtf.machine.kernels import SENT, TINY, Kernel, Timing
 from pase_mtf.machine.references import PROBES
-from pase_mtf.runtime import Devices, available_bytes, cores, session_config, thread_seconds
+from pase_mtf.runtime import Devices, available_bytes, cores, runnable_cores, session_config, thread_seconds
 
 __all__ = ["KernelTimer", "KernelWatch", "plain_config"]
 
@@ -373,14 +373,18 @@ class _Bench:
         """Of several series of runs, the mean of what each says that one takes, and all that is known of their spread.
 
         On cores that others use as well a run is longer than its work: then no more waiting is taken for a part of the
-        kernels than there is in a step.
+        kernels than there is in a step. Within a quota of fewer cores than there are a run may be shorter than its
+        work: it has all of them until the quota is used up, and only then is everything stopped, as in longer steps.
         """
-        seconds = []
+        seconds, within = [], cores()
         for series in clocked:
-            # Of more cores than devices some have nothing to do: nobody else took these.
-            work = series.work / len(series.walls) / min(cores(), self._devices.count) * _WAITING
-            bounded = self._shared and not self._waiting
-            seconds.append(min(series.median, work) if bounded else series.median)
+            taken, work = series.median, series.work / len(series.walls)
+            if self._shared and not self._waiting:
+                # Of more cores than devices some have nothing to do: nobody else took these.
+                taken = min(taken, work / min(within, self._devices.count) * _WAITING)
+            if self._shared and within < runnable_cores():
+                taken = max(taken, work / within)
+            seconds.append(taken)
         return Timing(float(np.mean(seconds)), max(series.spread for series in clocked),
                       sum(len(series.walls) for series in clocked))
 

@@ -18,7 +18,7 @@ from pase_mtf.machine.kernel_file import append_times, begun, load_times
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import TINY, Kernel, Timing
 from pase_mtf.machine.references import REFERENCES
-from pase_mtf.runtime import cores, memory_bytes
+from pase_mtf.runtime import memory_bytes
 
 __all__ = ["KernelMeter"]
 
@@ -112,8 +112,9 @@ class KernelMeter:
           Whether all are known that can be.
         """
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-        if load > _BUSY * cores():
-            self._note(f"the machine is busy (load {load:.1f} on {cores():g} cores): times may be too long")
+        host = os.cpu_count() or 1  # the load is that of all its cores, of which this process may have a few
+        if load > _BUSY * host:
+            self._note(f"the machine is busy (load {load:.1f} on {host} cores): times may be too long")
         begin, share = time.perf_counter(), seconds / 2 if self.missing(REFERENCES) else seconds
         found = self._look(share, progress)
         # References that were timed in a disturbed moment tell nothing of what was timed after it.

@@ -64,6 +64,9 @@ class Run:
         if not (is_count(self.batch) and is_amount(self.epochs)):
             raise UsageError(f"batch={shortened(self.batch)}, epochs={shortened(self.epochs)}: give a whole batch from "
                              f"1 to {MOST} and epochs above 0")
+        for name, value in vars(self).copy().items():
+            if isinstance(value, np.generic):  # NumPy's numbers are no JSON
+                object.__setattr__(self, name, value.item())
 
 
 @dataclasses.dataclass(frozen=True)

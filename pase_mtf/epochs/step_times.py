@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Mapping
 
+import numpy as np
 from typing_extensions import TypedDict
 
 from pase_mtf.arguments import checked_arguments
@@ -74,6 +75,8 @@ class StepTimes:
                                  f"(workers, ways), both from 1 to {MOST}")
         if not self.seconds:
             raise UsageError("no step times; give at least those of one worker")
+        if any(isinstance(seconds, np.generic) for seconds in self.seconds.values()):  # they are no JSON
+            object.__setattr__(self, "seconds", {mix: float(seconds) for mix, seconds in self.seconds.items()})
 
     @checked_arguments
     def at(self, workers: int, ways: int) -> StepTime | None:

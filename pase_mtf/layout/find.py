@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pase_mtf.amounts import parse_bytes
-from pase_mtf.arguments import checked_arguments
+from pase_mtf.arguments import as_float, checked_arguments
 from pase_mtf.calibration.load import GivenMachine, are_measured, load_machine
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import InfeasibleError, MismatchError, UsageError, shortened
@@ -100,12 +100,17 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
                              + (", and return (graph, outputs)" if given == "outputs" else ""))
     if isinstance(memory_limit, str):
         parse_bytes(memory_limit, "find_layout: memory_limit")
+    elif memory_limit is not None:
+        if not memory_limit > 0:
+            raise UsageError(f"find_layout: memory_limit={shortened(memory_limit)}: give a positive number of bytes")
+        memory_limit = as_float(memory_limit)
     if alternatives < 0:
         raise UsageError(f"find_layout: alternatives={alternatives}: give 0 or more")
     if time_limit is not None and not time_limit > 0:
         raise UsageError(f"find_layout: time_limit={time_limit}: not above zero; give seconds")
     if not measure_seconds > 0.0:
         raise UsageError(f"find_layout: measure_seconds={shortened(measure_seconds)}: give seconds, such as 60")
+    measure_seconds, time_limit = as_float(measure_seconds), None if time_limit is None else as_float(time_limit)
     measured = are_measured(prices, machine)
     if measured and explain:
         raise UsageError(NOT_BY_KERNELS)
@@ -160,6 +165,8 @@ def _why_not_among_these(mesh: MeshShape, rules: Mapping[str, str], devices: int
 
 def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, request: Request) -> Layout:
     one = GraphSearch(built.graph, built.outputs, request, exports=Exports(built.graph, request, exported))
+    for entry in request.compare:  # a slip of the finger does not cost the answer
+        one.check_given(*entry)
     found = one.candidates(1 + request.alternatives)
     own = None if request.own is None else one.judge_own(*request.own)
     best = one.cost("best", found[0].mesh, found[0].rules) if found else None

@@ -135,6 +135,16 @@ class GraphSearch:
         """What a layout costs, in seconds a step."""
         return self.search.costs.total(shape, {dim: shape.names.index(axis) for dim, axis in rules.items()})
 
+    def check_given(self, shape: MeshShape, rules: Mapping[str, str]) -> None:
+        """Refuses a layout none of whose rules is for a dim of the graph.
+
+        Raises:
+          UsageError: names the first of them.
+        """
+        unknown = self.unknown_dims(shape, rules)
+        if unknown and len(unknown) == len(rules):
+            raise UsageError(unknown[0])
+
     def judge(self, label: str, shape: MeshShape, rules: Mapping[str, str],
               verifier: Verifier | None = None) -> LayoutCost:
         """What any layout costs, and why it does not lower if it does not.
@@ -147,9 +157,7 @@ class GraphSearch:
         Raises:
           UsageError: the rules name no dim that the graph has.
         """
-        unknown = self.unknown_dims(shape, rules)
-        if unknown and len(unknown) == len(rules):
-            raise UsageError(unknown[0])
+        self.check_given(shape, rules)
         axis_of = {dim: shape.names.index(axis) for dim, axis in rules.items() if dim in self._legality.sizes}
         problem = self._legality.problem(axis_of, shape.sizes) or (
             self._verify(shape, rules) if verifier is None else verifier.problem(shape, rules))

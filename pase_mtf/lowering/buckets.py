@@ -106,14 +106,21 @@ def _needs_sum(reader: mtf.Operation, tensor: mtf.Tensor) -> bool:
 
 
 def _may_be_parts(tensor: mtf.Tensor) -> bool:
-    """Whether a tensor may be held in parts that are still to be summed, under some layout."""
-    operation = tensor.operation
-    rule = rule_of(operation)
-    if not is_known(operation) or rule.loop(operation):
-        return True
-    if rule.forwards_sums or rule.is_view:
-        return all(map(_may_be_parts, rule.reads(operation)))
-    return rule.sum_is_pending(operation) and any(rule.contracted(operation))
+    """Whether a tensor may be held in parts that are still to be summed, under some layout: all that is added up in it
+    may. Without recursion: a residual stream, and the gradient of what every time step uses, are long chains."""
+    waiting, seen = [tensor], set[mtf.Tensor]()
+    while waiting:
+        tensor = waiting.pop()
+        operation = tensor.operation
+        rule = rule_of(operation)
+        if tensor in seen or not is_known(operation) or rule.loop(operation):
+            continue
+        seen.add(tensor)
+        if rule.forwards_sums or rule.is_view:
+            waiting += rule.reads(operation)
+        elif not (rule.sum_is_pending(operation) and any(rule.contracted(operation))):
+            return False
+    return True
 
 
 def _summed_along(lazy: _Sum) -> tuple[tuple[int, int], ...]:

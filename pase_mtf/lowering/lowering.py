@@ -379,9 +379,14 @@ class PlanLowering(mtf.Lowering):
         # The value may name its dims otherwise than the variable: its places count.
         if source == target or combine is None:
             return assign_fn, self.read_partition(value, target)
-        given = self.read_partition(value, source)
-        with tf.name_scope(RESHARDING):
-            old = self.move(self.variables[variable].read(), target, source, shape)
+        old = given = self.read_partition(value, source)
+        if assign_fn is _ops.assign_slice:
+            pass  # what is replaced nobody reads
+        elif variable.activation_dtype == variable.slice_dtype:
+            old = self.read_partition(variable.outputs[0], source)  # its decay, say, may have read it there
+        else:
+            with tf.name_scope(RESHARDING):
+                old = self.move(self.variables[variable].read(), target, source, shape)
         new = self.emitter.per_device(
             there.devices, lambda _, old, given: combine(old, tf.cast(given, variable.slice_dtype)),
             [old, given])
@@ -450,8 +455,16 @@ class _Strategy(Protocol):
         """One per layer."""
 
 
+@runtime_checkable
+class _Variable(Protocol):
+    """A variable of TensorFlow's: those of different kinds have no class in common with tensors, or with each other."""
+
+    def read_value(self) -> tf.Tensor:
+        """What it holds."""
+
+
 @checked_arguments
-def lower(graph: mtf.Graph, strategy: _Strategy, devices: Sequence[str], step: tf.Tensor | None = None,
+def lower(graph: mtf.Graph, strategy: _Strategy, devices: Sequence[str], step: tf.Tensor | _Variable | None = None,
           rank: Rank | None = None) -> PlanLowering:
     """Lowers a graph under a strategy, in place of `mtf.Lowering(graph, {mesh: mesh_impl})`.
 
@@ -459,7 +472,7 @@ def lower(graph: mtf.Graph, strategy: _Strategy, devices: Sequence[str], step: t
       graph: the graph the strategy was found for (built by the same program), with updates as layers or without.
       strategy: its `configurations`, one per layer, and the `graph_hash` of its graph.
       devices: names of the devices, at least as many as the strategy uses.
-      step, rank: see PlanLowering.
+      step, rank: see PlanLowering; of a variable, such as the global step, the value.
 
     Raises:
       MismatchError: the strategy was made for another graph.
@@ -473,4 +486,5 @@ def lower(graph: mtf.Graph, strategy: _Strategy, devices: Sequence[str], step: t
                             "search again for this model, its sizes and its optimizer")
     plan = plan_from_configurations(graph, exported, strategy.configurations, len(devices))
     updates = updates_from_configurations(graph, exported, strategy.configurations)
-    return PlanLowering(graph, plan, devices, step, rank=rank, updates=updates)
+    value = step.read_value() if isinstance(step, _Variable) else step
+    return PlanLowering(graph, plan, devices, value, rank=rank, updates=updates)

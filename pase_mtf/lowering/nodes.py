@@ -11,8 +11,10 @@ from pase_mtf.machine.kernels import Block, Kernel
 __all__ = ["IDLE_NODES", "kernel_of", "node_of"]
 
 IDLE_NODES = frozenset({"Const", "Placeholder", "NoOp", "VarHandleOp", "ReadVariableOp", "Identity", "IdentityN",
-                        "Shape", "ShapeN", "StopGradient", "PreventGradient", "VarIsInitializedOp", "_Send", "_Recv"})
-"""Neither compute nor copy anything."""
+                        "Shape", "ShapeN", "StopGradient", "PreventGradient", "VarIsInitializedOp", "_Send", "_Recv",
+                        # Timed, they would print on every device, run after run, what no program holds.
+                        "Print", "PrintV2", "StringFormat"})
+"""Neither compute nor copy anything, but for what people read."""
 
 _FEW = 16  # elements of a constant on whose values a kernel may depend: axes and shapes
 

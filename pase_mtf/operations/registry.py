@@ -304,9 +304,12 @@ def _tried_sums(operation: mtf.Operation, sums: Mapping[mtf.Tensor, PendingSum])
 
 
 def _lower_as_tried(operation: mtf.Operation, lowering: Lowering) -> None:
-    """By its own code, which is given no pending sum that it cannot read."""
-    kept = {operation.inputs[number]: lowering.stored(operation.inputs[number])
-            for number in try_operation(operation).reduced}
+    """By its own code, which is given no pending sum that it cannot read. What comes from another layout is summed on
+    its way here, and stays known by that sum: its gradient differentiates the very tensors that are read here."""
+    impl = lowering.mesh_impl(operation)
+    reduced = [operation.inputs[number] for number in try_operation(operation).reduced]
+    kept = {tensor: lowering.stored(tensor) for tensor in reduced
+            if isinstance(lowering.read(tensor, impl), mtf.ops.LazyAllreduceSum)}
     lowering.tensors.update({tensor: laid_out.to_laid_out_tensor() for tensor, laid_out in kept.items()})
     operation.lower(lowering)
     lowering.tensors.update(kept)

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from pase_mtf.amounts import gap_text
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer
 from pase_mtf.graph.configurations import Configuration
 
-__all__ = ["devices_text", "fuller_devices", "useful_devices"]
+__all__ = ["above_text", "devices_text", "fuller_devices", "useful_devices"]
 
 _MORE = 1.01
 """How much more useful work other numbers of devices have to promise to be suggested."""
+_BELOW = 1.0 - 1e-9
+"""Of a bound: what is less is below it by more than rounding."""
+
+
+def above_text(search: Mapping[str, Any], seconds: float) -> str:
+    """How far a step is above the optimum at most, for people. One that leaves devices idle may take less than any
+    over all of them, which are what a search bounds: then nothing is known of others that leave some idle.
+
+    Args:
+      search: of a strategy; it tells a "gap".
+      seconds: predicted of its step.
+    """
+    if seconds < _BELOW * search.get("lower_bound", 0.0):
+        return "predicted faster than any strategy over all devices"
+    return gap_text(search["gap"])
 
 
 def useful_devices(graph: ComputationGraph, configurations: Sequence[Configuration]) -> float:

@@ -13,7 +13,6 @@ from typing import cast
 
 from typing_extensions import TypedDict
 
-from pase_mtf.amounts import gap_text
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import GivenMachine, load_machine
 from pase_mtf.cost.build import PricedNetwork, build_network
@@ -26,7 +25,7 @@ from pase_mtf.search.frontier import FrontierPoint
 from pase_mtf.simulator.schedule import LONGEST
 from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.simulator.timeline import Timeline
-from pase_mtf.strategy.devices import devices_text
+from pase_mtf.strategy.devices import above_text, devices_text
 from pase_mtf.strategy.experts import BY_HAND
 from pase_mtf.strategy.judged_text import is_judged, is_trial, judged_text, trial_text
 from pase_mtf.strategy.kernels_text import is_report, kernels_text
@@ -168,7 +167,7 @@ class Strategy:
         if self.search["optimal"]:
             return "proven optimal" + (", unless kernels that were not timed are faster than any that were"
                                        if self.search.get("kernels") else "")
-        return gap_text(self.search["gap"])
+        return above_text(self.search, self.seconds)
 
     def _useful(self) -> str:
         if "useful_devices" not in self.search:
@@ -438,7 +437,8 @@ def evaluate_strategy(graph: ComputationGraph, configurations: Sequence[Configur
       search: how it was found.
 
     Raises:
-      UsageError: not one configuration per layer, or one that its layer does not allow; an unknown machine.
+      UsageError: not one configuration per layer, or one that its layer does not allow; an unknown machine; a `search`
+        that says what no search does.
       FormatError: the file of the machine is missing, truncated or foreign.
     """
     if not isinstance(graph, ComputationGraph):
@@ -451,7 +451,11 @@ def evaluate_strategy(graph: ComputationGraph, configurations: Sequence[Configur
     check_configurations(graph, configurations, devices)
     # The alternatives are priced as well, so that `explain` can show them.
     priced = build_network(graph, load_machine(machine, devices), devices)
-    return price_assignment(name, *with_configurations(priced, configurations), cast(SearchReport, search or {}))
+    found = price_assignment(name, *with_configurations(priced, configurations), cast(SearchReport, search or {}))
+    if search and (problem := found._problem()):  # no file could hold it, and no table tell it
+        raise UsageError(f"evaluate_strategy: search={shortened(search)}: {problem} is nothing that a search tells; "
+                         "give the `search` of a strategy, or leave it out")
+    return found
 
 
 def with_configurations(priced: PricedNetwork,

@@ -132,6 +132,7 @@ def test_a_strategy_that_does_not_fit_is_marked():
     assert paper_document._speedup(row, "FlexFlow") == "–"
 
 
+@pytest.mark.slow
 def test_what_is_known_is_kept(monkeypatch, tmp_path, capsys):
     calls = []
 

@@ -385,3 +385,12 @@ def test_a_busy_machine_and_a_damaged_file_are_said(cache_dir, timed, monkeypatc
     meter.start()
     assert [note for note in meter.notes if "damaged" in note]
     assert [note for note in meter.notes if "busy (load 100.0" in note]
+
+
+def test_a_host_of_which_others_use_a_few_cores_is_not_busy(cache_dir, timed, monkeypatch):
+    """Of 64 cores, of which this process may have two."""
+    monkeypatch.setattr(metering.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(metering.os, "getloadavg", lambda: (20.0, 0.0, 0.0))
+    meter = KernelMeter(4)
+    meter.start()
+    assert not meter.notes

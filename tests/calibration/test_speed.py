@@ -183,6 +183,35 @@ class _Single(_Busy):
         return run
 
 
+class _Bursts(_Busy):
+    """Eight devices, each of which keeps a core busy until the quota of the container is used up."""
+
+    def make_callable(self, target):
+        if target not in self._targets:
+            self._targets.append(target)
+        seconds = 1e-2 if target is self._targets[0] else 1e-3
+
+        def run():
+            _Busy.wall += seconds
+            _Busy.work += 8 * seconds
+        return run
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+@pytest.mark.parametrize(("runnable", "factor"), [(16, 4.0), (2, 1.0)])
+def test_a_run_that_no_quota_has_stopped_yet_takes_what_it_does_in_a_step(monkeypatch, waiting, runnable, factor):
+    """Two cores in the long run, of the sixteen that a short one may have."""
+    monkeypatch.setattr(timing, "_dispatches", {})
+    monkeypatch.setattr(timing.tf, "Session", _Bursts)
+    monkeypatch.setattr(timing, "cores", lambda: 2.0)
+    monkeypatch.setattr(timing, "runnable_cores", lambda: runnable)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: _Busy.wall))
+    monkeypatch.setattr(timing, "thread_seconds", lambda: {1: _Busy.work})
+    bench, kernel = timing._Bench(Devices.first(8, "cpu"), True, {}, waiting=waiting), REFERENCES[5]
+    assert bench.measure([kernel])[kernel].seconds == pytest.approx(
+        factor * 9e-3 / bench._runs(bench._repeats(kernel)))
+
+
 def test_cores_without_work_are_not_taken_by_others(monkeypatch):
     monkeypatch.setattr(timing, "_dispatches", {})
     monkeypatch.setattr(timing.tf, "Session", _Single)

@@ -1,7 +1,9 @@
 """Projections against Pal et al.'s formulas, by hand."""
 
 import dataclasses
+import json
 
+import numpy as np
 import pytest
 
 from pase_mtf import EpochCurve, StepTimes, project_training
@@ -208,3 +210,12 @@ def test_a_hybrid_that_never_reached_its_target_is_not_known_to_be_behind():
         assert projection.points[0].best.ways == 1
         assert projection.points[0].hybrid is known
         assert ("hybrid is not ahead" in projection_text(projection)) == (known is False)
+
+
+def test_numbers_of_numpy_are_json_too():
+    curve = EpochCurve(tuple(Run(batch, epochs, np.bool_(True), np.int64(0)) for batch, epochs in zip(
+        np.array([32, 64]), np.array([4.0, 5.0], np.float32), strict=True)))
+    steps = StepTimes(32, {(np.int64(1), 1): np.float32(0.5), (2, 1): 0.75})
+    data = json.loads(json.dumps(project_training(curve, steps, [1, 2], [1]).to_json(examples=64)))
+    assert [run["batch"] for run in data["runs"]] == [32, 64]
+    assert [point["mixes"][0]["step_seconds"] for point in data["points"]] == [0.5, 0.75]

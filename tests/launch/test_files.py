@@ -207,3 +207,11 @@ def test_going_on_drops_lines_that_tell_no_step(tmp_path, line):
     with RunFiles(str(tmp_path / "run"), goes_on_at=2) as files:
         files.go_on("{}")
     assert [json.loads(kept)["step"] for kept in metrics.read_text().splitlines()] == [1]
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_null_in_the_metrics(tmp_path, loss):
+    with RunFiles(str(tmp_path / "run")) as files:
+        files.metric(Record("search", 3, loss, 0.02, True))
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert line == {"step": 3, "arm": "search", "loss": None, "ms": 20.0, "timed": True}

@@ -11,7 +11,7 @@ from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.reports import page
 from pase_mtf.launch.reports.graph_picture import graph_picture
 from pase_mtf.launch.reports.page import report_html
-from pase_mtf.launch.reports.pictures import draw_memory, draw_steps
+from pase_mtf.launch.reports.pictures import draw_losses, draw_memory, draw_steps
 from pase_mtf.launch.reports.text import final_table, headline, orders_note, search_summary, size
 from pase_mtf.launch.summary import arm_rows
 from pase_mtf.launch.training import History, Record
@@ -265,3 +265,39 @@ def test_what_the_search_proved_is_said(search, said):
     strategy = SimpleNamespace(search=search, devices=8, parts={"forward": 0.001}, seconds=0.001,
                                configurations=[Configuration((("batch", split),))])
     assert said in search_summary(strategy, SimpleNamespace(layers=(1, 2), edges=(1,)))
+
+
+def test_what_leaves_devices_idle_may_be_faster_than_what_is_bounded(rows):
+    """The bound is one of steps over all devices: it says nothing of others that leave some idle."""
+    search = {"optimal": False, "gap": 0.0, "lower_bound": 0.021, "simpler": "data_parallel"}  # 19 ms are predicted
+    assert headline(rows, SimpleNamespace(search=search)) == (
+        "2.50× data parallelism, measured, predicted faster than any strategy over all devices, predicted within 5 %")
+    strategy = find_strategy(perceptron(), 4, "1080ti")
+    found = {"optimal": False, "gap": 0.0, "lower_bound": 2.0 * strategy.seconds}
+    assert dataclasses.replace(strategy, search=found).verdict == "predicted faster than any strategy over all devices"
+
+
+def test_the_simulated_step_is_marked_on_the_bar_of_the_sum(rows):
+    """Costs add up to more than a step takes in which things overlap, and the headline compares the latter."""
+    def marked():
+        figure = draw_steps(rows, {})
+        return ([12.0, 12.0] in [list(line.get_xdata()) for line in figure.axes[0].lines],
+                any(text.get_text().startswith("simulated step") for text in figure.legends[0].get_texts()))
+    assert marked() == (False, False)
+    rows["search"]["simulated_ms"] = 12.0
+    assert marked() == (True, True)
+
+
+def test_an_arm_with_the_same_strategy_is_divided_as_the_one_that_was_trained(rows):
+    axes = draw_steps(rows, {}, {"search": {"kernels": 3.0, "resharding": 1.0}}).axes[0]
+
+    def bars(arm):
+        lower = list(rows).index(arm) + 0.01
+        return [(round(bar.get_x(), 6), round(bar.get_width(), 6)) for bar in axes.patches
+                if abs(bar.get_y() - lower) < 1e-9]
+    assert bars("expert") == bars("search") == [(0.0, 15.0), (15.0, 5.0), (0.0, 20.0)]
+
+
+def test_a_file_whose_name_begins_with_an_underscore_is_in_the_legend():
+    legend = draw_losses(_history(search=[9, 8], _best=[9, 8])).axes[0].get_legend()
+    assert [text.get_text().strip() for text in legend.get_texts()] == ["search", "_best"]

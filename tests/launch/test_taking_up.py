@@ -177,7 +177,7 @@ def test_done_is_what_has_come_as_far_as_asked(preset, crashing, tmp_path, capsy
     assert "has done its" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kept", [0, 4])
+@pytest.mark.parametrize("kept", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_whose_last_checkpoint_could_not_be_written_is_not_done(preset, tmp_path, capsys, monkeypatch, kept):
     """Its disk was full: the same command trains anew what is lost, from the last checkpoint, or all of it."""
     folder, save = tmp_path / "run", keeping.save_checkpoint

@@ -6,6 +6,7 @@ import itertools
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
+import harness
 import pytest
 
 from pase_mtf.calibration.cache import kernels_path
@@ -51,7 +52,8 @@ def build_loop():
     return graph, [mtf.reduce_sum(y)]
 
 
-@pytest.mark.parametrize("layout", ["all:4;batch:all", "all:4;hidden:all", "rows:2;cols:2;batch:rows;io:cols", "all:4"])
+@pytest.mark.parametrize("layout", harness.some_slow(
+    ["all:4;batch:all", "all:4;hidden:all", "all:4"], ["rows:2;cols:2;batch:rows;io:cols"]))
 def test_the_kernels_of_a_layout_are_those_of_the_graph_that_runs(layout):
     shape, rules = parse_layout(layout)
     with tf.Graph().as_default():

@@ -310,3 +310,15 @@ def test_a_scalar_that_is_fed_is_one_whoever_multiplies_by_it(together):
         mtf.optimize.SgdOptimizer(0.05).apply_grads(gradients, variables)
         _lowered("batch:a")(b)
     assert together == [3]
+
+
+def test_a_chain_of_additions_longer_than_pythons_stack():
+    with tf.Graph().as_default():
+        builder = nets.Builder(tf.float64)
+        x = total = builder.input("x", [nets.dim("batch", 8), nets.dim("one", 8)])
+        for _ in range(1200):
+            total = total + x
+        plan = uniform_plan(builder.graph, "a:2", "batch:a", _DEVICES[:2])
+        lowering = PlanLowering(builder.graph, plan, _DEVICES[:2], shared_memory=False)
+        found, = harness.evaluate(lowering, [total])
+    np.testing.assert_allclose(found, 1201 * builder.values("x", [8, 8]), rtol=1e-9)

@@ -210,3 +210,14 @@ def test_layers_that_are_alike_are_looked_at_once():
             if keys[number] == keys[other]:
                 assert [entry.type for entry in layer.operations] == [
                     entry.type for entry in graph.layers[other].operations]
+
+
+def test_what_prints_is_no_kernel():
+    """Timed, it would print on every device, run after run."""
+    with tf.Graph().as_default() as graph:
+        x = tf.placeholder(tf.float32, [8])
+        tf.Print(x, [x], "by Mesh-TensorFlow")
+        tf.print("by a function of slices", x)
+        nodes = {node.type: kernel_of(node) for node in graph.get_operations()}
+    assert nodes.keys() >= {"Print", "PrintV2", "StringFormat"}
+    assert set(nodes.values()) == {None}

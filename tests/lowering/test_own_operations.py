@@ -66,3 +66,29 @@ def test_own_operations_may_ask_for_the_mesh_of_what_they_read(builder):
     lowering = PlanLowering(builder.graph, dict.fromkeys(builder.graph.operations, _B) | {op: _A}, _DEVICES)
     np.testing.assert_allclose(evaluate(lowering, op.outputs)[0], np.sort(np.tanh(builder.values("x", [8, 8]))),
                                rtol=1e-5)
+
+
+def test_the_gradient_of_an_own_operation_that_cannot_read_a_pending_sum(builder):
+    class Squared(mtf.Operation):
+        """Reads slices, which a pending sum has none of; TensorFlow differentiates it."""
+
+        def __init__(self, x):
+            super().__init__([x], name="squared")
+            self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+        def gradient(self, grad_ys):
+            return mtf.ops.GenericGradOperation(self, grad_ys).outputs
+
+        def lower(self, lowering):
+            impl = lowering.mesh_impl(self)
+            slices = impl.LaidOutTensor(lowering.tensors[self.inputs[0]].tensor_list)
+            lowering.set_tensor_lowering(self.outputs[0], impl.slicewise(tf.square, slices))
+
+    a, b, c = dim("a", 8), dim("b", 8), dim("c", 8)
+    x, w = builder.input("x", [a, c]), builder.input("w", [c, b])
+    op = Squared(mtf.einsum([x, w], [a, b]))
+    gradient, = mtf.gradients([mtf.reduce_sum(op.outputs[0])], [w])
+    summed = MeshSpec(((frozenset(["c"]), 4),), tuple(range(4)))
+    lowering = PlanLowering(builder.graph, dict.fromkeys(builder.graph.operations, summed) | {op: _A}, _DEVICES)
+    x, w = builder.values("x", [8, 8]), builder.values("w", [8, 8])
+    np.testing.assert_allclose(evaluate(lowering, [gradient])[0], x.T @ (2.0 * x @ w), rtol=1e-4, atol=1e-4)

@@ -1,12 +1,16 @@
 """What is assigned to variables, and which memory they keep: where stock Mesh-TF goes by place or by luck."""
 
+import types
+
 import numpy as np
 import pytest
 from harness import device_names, session
 from nets import Builder, dim
 
 from pase_mtf.compat import mtf, tf
-from pase_mtf.lowering.lowering import PlanLowering
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.lowering.lowering import PlanLowering, lower
 from pase_mtf.lowering.mesh_spec import MeshSpec
 
 _DEVICES = device_names(4)
@@ -116,3 +120,42 @@ def test_who_fetches_one_of_two_updates_need_not_feed_the_weight_of_the_other(bu
         run.run(lowering.copy_masters_to_slices())
         for update, scale in zip(updates, scales, strict=True):
             run.run(lowering.lowered_operation(update), {scale: 1.0})
+
+
+def test_random_numbers_follow_the_global_step_which_is_a_variable():
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        noise = mtf.random_uniform(b.mesh, mtf.Shape([dim("batch", 16)]))
+        exported, step = export_graph(b.graph), tf.train.get_or_create_global_step()
+        strategy = types.SimpleNamespace(graph_hash=exported.hash,
+                                         configurations=[Configuration()] * len(exported.layers))
+        out = lower(b.graph, strategy, device_names(2), step=step).export_to_tf_tensor(noise)
+        advance = tf.assign_add(step, 1)
+        with session() as run:
+            run.run(tf.global_variables_initializer())
+            first, again = run.run(out), run.run(out)
+            run.run(advance)
+            second = run.run(out)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("assign", [mtf.assign_sub, mtf.assign])
+def test_what_a_weight_was_is_moved_once_to_where_it_is_updated(builder, assign):
+    """Its decay is computed there, and reads it, too; what is replaced is not read."""
+    w = builder.variable("w", [dim("a", 8), dim("b", 8)])
+    decay = w * 0.5
+    update = assign(w.operation, decay)
+    there = _over({"a": 4})
+    plan = dict.fromkeys(builder.graph.operations, _over({"none": 4})) | {decay.operation: there}
+    lowering = PlanLowering(builder.graph, plan, _DEVICES, shared_memory=False, updates={w.operation: there})
+    slices = [node for node in tf.get_default_graph().get_operations() if node.type == "Slice"]
+    assert len(slices) == 4
+    steps = [lowering.lowered_operation(update), lowering.copy_slices_to_masters()]
+    with session() as run:
+        run.run(tf.global_variables_initializer())
+        run.run(lowering.copy_masters_to_slices())
+        for step in steps:
+            run.run(step)
+        found = run.run(w.operation.get_master())
+    np.testing.assert_allclose(found, 0.25 * builder.values("w", [8, 8]), rtol=1e-5)

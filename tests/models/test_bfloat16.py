@@ -108,7 +108,8 @@ def test_updates_of_their_own_are_of_weights_in_float32(name, config):
 
 
 @pytest.mark.parametrize("name", harness.some_slow(["rnnlm"], ["transformer", "alexnet"]))
-@pytest.mark.parametrize("rule", [harness.stock("all:2", "batch:all"), harness.under_strategy("data_parallel"),
+@pytest.mark.parametrize("rule", [harness.stock("all:2", "batch:all"),
+                                  pytest.param(harness.under_strategy("data_parallel"), marks=pytest.mark.slow),
                                   harness.under_strategy("random2")], ids=["stock", "data_parallel", "random"])
 def test_gradients_of_microbatches_are_summed_over_devices_once(name, rule, config, monkeypatch):
     """Priced so, lowered so (by stock Mesh-TF, too), and the same numbers as on one device, in its own type."""

@@ -137,7 +137,8 @@ def test_a_group_lies_in_a_node_or_begins_with_one(devices, nodes):
         assert 1 in sizes
 
 
-@pytest.mark.parametrize("schedule", harness.some_slow(["1f1b"], ["gpipe"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_the_best_cut_within_a_limit_is_that_of_all_cuts(graph, schedule, monkeypatch):
     monkeypatch.setattr("pase_mtf.pipeline.stage_costs._SECONDS", 60.0)  # a busy machine proves less in one
     blocks = find_blocks(graph, _work(graph), 5)
@@ -333,7 +334,8 @@ def test_more_microbatches_are_advised_where_they_may_fit(needed, helps):
     assert find._falls_to(needed, 11.0) == helps
 
 
-@pytest.mark.parametrize("stages", [2, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [2, None])
 def test_what_every_pipeline_needs_at_least_is_told_where_none_fits(graph, stages, monkeypatch):
     """And that is no more than any holds, and not far from it."""
     def refused(limit):

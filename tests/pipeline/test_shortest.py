@@ -92,6 +92,7 @@ def test_no_cut_is_shorter_than_its_bounds_and_none_than_what_is_found(graphs, m
     assert min(gaps) < 0.2
 
 
+@pytest.mark.slow
 def test_cuts_within_a_limit_are_simulated_with_what_fits(graphs):
     graph, count = graphs["transformer"][4], 4
     limit = 0.9 * find_pipeline({count: graph}, _DEVICES, harness.MACHINE, blocks=5).memory_bytes

@@ -455,3 +455,11 @@ def test_searching_never_imports_tensorflow():
     code = ("import sys, pase_mtf; pase_mtf.find_strategy; pase_mtf.solve; pase_mtf.CostNetwork; pase_mtf.Machine; "
             "assert 'tensorflow' not in sys.modules; pase_mtf.export_graph; assert 'tensorflow' in sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("search", [{"optimal": False}, {"optimal": True, "gap": "none"}, {"simulated": 3}])
+def test_what_no_search_tells_is_refused(graph, search):
+    best = find_strategy(graph, 8, "1080ti")
+    with pytest.raises(UsageError, match=r"evaluate_strategy: search=.*is nothing that a search tells"):
+        evaluate_strategy(graph, best.configurations, 8, "1080ti", search=search)
+    assert str(evaluate_strategy(graph, best.configurations, 8, "1080ti", search=best.search))

@@ -103,6 +103,7 @@ def test_a_strategy_that_fits_is_found_though_no_sum_at_one_moment_leads_to_it()
         find_strategy(exported, 12, "h100", memory_limit=4900)
 
 
+@pytest.mark.slow
 def test_a_looser_limit_finds_no_slower_strategy():
     """Where one search was content with what it found first, that took 7 % longer than what a lower limit found."""
     with tf.Graph().as_default():

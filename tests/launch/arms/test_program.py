@@ -75,6 +75,7 @@ def test_a_checkpoint_of_another_program_is_refused_after_one_more(built, recomp
     assert len(built) == 2
 
 
+@pytest.mark.slow
 def test_what_nobody_tells_is_looked_for_in_all_programs(built):
     """A folder may tell of a run that went on in it, and was ended before its first checkpoint."""
     graph_hash = exported(_resumed("").in_microbatches(2).recomputing(()))[0].hash

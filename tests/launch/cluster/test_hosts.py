@@ -275,7 +275,7 @@ def test_a_second_command_of_a_rank_is_turned_away(members, worker, capfd):
         f"[rank 1] error: another command is rank 1 ({task}), started at 127.0.0.1; is --task right?"]
 
 
-@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("waits", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_rank_whose_host_was_lost_comes_again(worker, monkeypatch, capfd, waits):
     """Its first connection is not closed, as the host went down, but nothing is heard of it."""
     monkeypatch.setattr(wire, "SILENT_FOR", 3.0)
