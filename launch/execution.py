@@ -19,7 +19,7 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.arms.arm import Arm, build_arms, rows_of
 from pase_mtf.launch.arms.chosen import Chosen
-from pase_mtf.launch.arms.memory import check_memory
+from pase_mtf.launch.arms.memory import check_memory, master_bytes
 from pase_mtf.launch.arms.program import export_with_program
 from pase_mtf.launch.checkpoints.keeping import Keeper
 from pase_mtf.launch.cluster.board import Board
@@ -312,7 +312,7 @@ def _build(run: _Prepared, found: _Found) -> tuple[_Built, _Found]:
     trained = [name for name in found.names if name not in same]
     stock = {arm.name: as_stock(arm, plan, run.graph, run.machine, found.strategies) for arm in run.arms
              if arm.method == "stock" and arm.name in trained}
-    check_memory(plan, {**found.chosen, **stock}, trained, run.machine)
+    check_memory(plan, {**found.chosen, **stock}, trained, run.machine, master_bytes(run.graph))
     if run.board:
         tell_run(run.board, plan, run.data)
     arms = build_arms(plan, run.graph, found.chosen, trained, run.board)

@@ -9,19 +9,22 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pase_mtf.compat import tf
 from pase_mtf.errors import OutOfMemoryError
+from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.plan import Plan
 from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.runtime import JOB, available_bytes
 
-__all__ = ["MEMORY_METHOD", "check_memory", "peak_bytes_per_device", "short_device", "variable_bytes_per_device"]
+__all__ = ["MEMORY_METHOD", "check_memory", "master_bytes", "peak_bytes_per_device", "short_device",
+           "variable_bytes_per_device"]
 
 MEMORY_METHOD = ("slice variables held + peak of the tensors live during one traced step (TensorFlow's allocation "
                  "records, per device; the largest device counts)")
 
 
-def check_memory(plan: Plan, strategies: Mapping[str, Chosen], trained: Sequence[str], machine: Machine) -> None:
+def check_memory(plan: Plan, strategies: Mapping[str, Chosen], trained: Sequence[str], machine: Machine,
+                 masters: float = 0.0) -> None:
     """Refuses what cannot fit, before anything is allocated: Linux does not say no, it kills.
 
     Args:
@@ -29,6 +32,7 @@ def check_memory(plan: Plan, strategies: Mapping[str, Chosen], trained: Sequence
       strategies: arm -> strategy or pipeline, of stock Mesh-TensorFlow one that needs as much.
       trained: the arms that are built.
       machine: the devices.
+      masters: bytes of all variables, whole: the first process of every arm has them, however they are split.
 
     Raises:
       OutOfMemoryError: names the arm, what it needs, and the remedy.
@@ -51,7 +55,7 @@ def check_memory(plan: Plan, strategies: Mapping[str, Chosen], trained: Sequence
     available = available_bytes()
     if plan.devices.kind == "cpu" and available is not None and found:
         count = plan.devices.on_one_host
-        on_host = [_on_host(strategy, count) for strategy in found.values()]
+        on_host = [_on_host(strategy, count, masters) for strategy in found.values()]
         total = sum(stays for stays, _ in on_host) + max(besides for _, besides in on_host)
         if total > available:
             raise OutOfMemoryError(f"all arms together need {total / 2**30:.1f} GiB on {count} virtual "
@@ -68,16 +72,22 @@ def _variables(memory: Mapping[str, float]) -> float:
     return sum(size for part, size in memory.items() if part in ("weights", "optimizer slots"))
 
 
-def _on_host(strategy: Chosen, count: int) -> tuple[float, float]:
+def master_bytes(graph: ComputationGraph) -> float:
+    """Bytes of all variables of a program, whole."""
+    return float(sum(math.prod(variable.operand.shape) * variable.operand.itemsize
+                     for layer in graph.layers for variable in layer.variables))
+
+
+def _on_host(strategy: Chosen, count: int, masters: float) -> tuple[float, float]:
     """Bytes that live from step to step on so many devices of one host, with their masters, which are in the first
     process; and what a step holds there besides. Of a pipeline, whose stages differ, on the devices with most."""
     if not isinstance(strategy, Pipeline):
         kept = _kept_bytes(strategy)
-        return (count + 1) * kept, count * (strategy.memory_bytes - kept)
+        return count * kept + max(kept, masters), count * (strategy.memory_bytes - kept)
     stages = [(_variables(stage.memory), stage) for stage in strategy.stages]
     slices, besides = (sorted(column, reverse=True)[:count] for column in zip(*(
         (nbytes, stage.memory_bytes - nbytes) for nbytes, stage in stages for _ in range(stage.devices)), strict=True))
-    return sum(slices) + sum(nbytes for nbytes, _ in stages), sum(besides)
+    return sum(slices) + max(masters, sum(nbytes for nbytes, _ in stages)), sum(besides)
 
 
 def variable_bytes_per_device(graph: tf.Graph, step: Iterable[tf.Operation]) -> dict[str, int]:

@@ -57,10 +57,13 @@ def moved(edge: Edge, source: Configuration, target: Configuration, shared: bool
     blocks = math.prod(of_held for of_held, _ in counts)
     pieces = math.prod(max(of_needed // of_held, 1) for of_held, of_needed in counts)
     block, nbytes = whole_bytes(edge) / blocks, whole_bytes(edge) / math.prod(of_needed for _, of_needed in counts)
-    shown = not any(of_needed > of_held for of_held, of_needed in counts[1:])
+    # Thirds that become halves: the middle one is cut, too.
+    shown = not any(of_held % of_needed for of_held, of_needed in counts[1:])
     sliced = 0.0 if shown else block / pieces * math.ceil(pieces * blocks / source.devices)
     if concats := sum(of_needed < of_held for of_held, of_needed in counts):
-        return Moved(nbytes, needed, True, sliced + (nbytes if concats > 1 else 0.0))
+        # From devices with memory of their own the pieces arrive, and lie beside what is put together of them.
+        arrived = sliced if shared else max(sliced, nbytes)
+        return Moved(nbytes, needed, True, sliced + nbytes if concats > 1 else arrived)
     if not shared:
         return Moved(nbytes, needed, True, sliced)
     if not shown:

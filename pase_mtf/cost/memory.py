@@ -245,6 +245,7 @@ class MemoryModel:
         same block; and what that is put together from."""
         found: dict[tuple[object, ...], _Copy] = {}
         meanwhiles: list[_Copy] = []
+        settled: dict[int, float] = {}  # of what waited for sums, one at a time
         for number, (edge, (nbytes, shards, alone, meanwhile)) in enumerate(zip(self._moved, by_edge, strict=True)):
             if not nbytes:
                 continue
@@ -261,10 +262,13 @@ class MemoryModel:
                     begin = end = self._settled(begin)
                 key = edge.source, edge.tensor, edge.shape, shards, order
                 if meanwhile and key not in found:
-                    meanwhiles.append(_Copy(meanwhile, begin, begin))
+                    if late:
+                        settled[begin] = max(settled.get(begin, 0.0), meanwhile)
+                    else:
+                        meanwhiles.append(_Copy(meanwhile, begin, begin))
                 other = found.get(key, _Copy(nbytes, begin, end))
                 found[key] = _Copy(nbytes, min(begin, other.begin), max(end, other.end))
-        return [*found.values(), *meanwhiles]
+        return [*found.values(), *meanwhiles, *(_Copy(most, when, when) for when, most in settled.items())]
 
     def copies_at(self, configurations: Sequence[Configuration], moment: int,
                   offered: Sequence[Sequence[Configuration]]) -> list[np.ndarray]:
@@ -285,8 +289,9 @@ class MemoryModel:
                         for copy, until in zip(edge.held, self._until[number], strict=True))
             if there:
                 source = configurations[edge.source]
-                found[edge.target] += [there * self._moved_by(number, source, target).nbytes
-                                       for target in offered[edge.target]]
+                begun = sum(copy.begin == moment <= copy.end for copy in edge.held)
+                taken = (self._moved_by(number, source, target) for target in offered[edge.target])
+                found[edge.target] += [there * one.nbytes + begun * one.meanwhile for one in taken]
         return found
 
     def _settled(self, moment: int) -> int:

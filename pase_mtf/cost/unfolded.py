@@ -75,9 +75,21 @@ class Unfolded:
         """
         self._items, self._threads = items, threads
         self._kernels = [operation for operation in layer.operations if operation.role in _ENDS] if threads else []
-        self.there = sorted({(number, held.begin) for number, operation in enumerate(self._kernels)
-                             for held in operation.held if held.output == 0})
+        there = {(number, held.begin) for number, operation in enumerate(self._kernels)
+                 for held in operation.held if held.output == 0}
+        self.there = sorted(there | self._beside(there))
         self._of = functools.cache(lambda configuration: self._under((configuration,))[:, 0].tolist())
+
+    def _beside(self, there: set[tuple[int, int]]) -> set[tuple[int, int]]:
+        """The two gradients of one convolution wait for the same: each may run in the moment of the other, though an
+        order of the step has one after the other."""
+        filters, images = ([number for number, kernel in enumerate(self._kernels) if kernel.role == role]
+                           for role in ("filter gradient", "image gradient"))
+        if any(len({self._kernels[number].name for number in numbers}) != 1 for numbers in (filters, images)):
+            return set()
+        of_filter, of_image = ({when for number, when in there if number in numbers} for numbers in (filters, images))
+        return ({(filters[0], when) for when in of_image - of_filter}
+                | {(images[0], when) for when in of_filter - of_image})
 
     def under(self, configuration: Configuration) -> Iterator[tuple[float, int]]:
         """Bytes, and the moment in which they are there."""

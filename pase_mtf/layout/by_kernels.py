@@ -183,7 +183,7 @@ def find_layout_by_kernels(built: BuiltGraph, exported: ComputationGraph | None,
     data_parallel = None if parallel is None else one.judge("data parallel", *parallel)
     compared = [one.judge(f"given {number}", *entry) for number, entry in enumerate(request.compare, 1)]
     asked = [cost for cost in (own, data_parallel, *compared) if cost is not None]
-    usable, bound = _candidates(one, judge, [cost for cost in (own, data_parallel) if cost and request.allows(cost)],
+    usable, bound = _candidates(one, judge, [cost for cost in asked if request.allows(cost)],
                                 asked)
     if not usable:
         raise InfeasibleError(one.why_nothing())

@@ -61,16 +61,7 @@ class CapturedGraph:
     @property
     def own(self) -> tuple[MeshShape, dict[str, str]] | None:
         """The layout that it was about to be lowered with; None where there is none, or one for each mesh."""
-        layouts = {(impl.shape.to_string, str(impl.layout_rules)): impl for impl in self.mesh_to_impl.values()
-                   if isinstance(impl, mtf.MeshImpl)}
-        if len(layouts) != 1:
-            return None
-        (impl,) = layouts.values()
-        mesh = parse_mesh_shape(impl.shape)
-        try:
-            return parse_layout((mesh, impl.layout_rules))
-        except UsageError:  # one that Mesh-TF refuses too, at the first tensor with the dim
-            return None
+        return _one_of(_given(self.mesh_to_impl))
 
     @property
     def found(self) -> bool:
@@ -78,12 +69,31 @@ class CapturedGraph:
         return self._graph is not None
 
 
-_OWN: weakref.WeakKeyDictionary[mtf.Graph, tuple[MeshShape, dict[str, str]] | None] = weakref.WeakKeyDictionary()
+# Not what they say: who reads it while the program builds its graph is taken for the program (`layout.reads`).
+_OWN: weakref.WeakKeyDictionary[mtf.Graph, list[tuple[mtf.Shape, mtf.LayoutRules]]] = weakref.WeakKeyDictionary()
+
+
+def _given(mesh_to_impl: Mapping[mtf.Mesh, mtf.MeshImpl]) -> list[tuple[mtf.Shape, mtf.LayoutRules]]:
+    """Mesh shape and layout rules of every mesh implementation; nothing of them is read."""
+    return [(impl.shape, impl.layout_rules) for impl in mesh_to_impl.values() if isinstance(impl, mtf.MeshImpl)]
+
+
+def _one_of(given: Sequence[tuple[mtf.Shape, mtf.LayoutRules]]) -> tuple[MeshShape, dict[str, str]] | None:
+    """The layout that all of these are; None where there is none, or more than one."""
+    layouts = {(shape.to_string, str(rules)): (shape, rules) for shape, rules in given}
+    if len(layouts) != 1:
+        return None
+    ((shape, rules),) = layouts.values()
+    mesh = parse_mesh_shape(shape)
+    try:
+        return parse_layout((mesh, rules))
+    except UsageError:  # one that Mesh-TF refuses too, at the first tensor with the dim
+        return None
 
 
 def own_layout_of(graph: mtf.Graph) -> tuple[MeshShape, dict[str, str]] | None:
     """The layout that a captured graph was about to be lowered with."""
-    return _OWN.get(graph)
+    return _one_of(_OWN.get(graph, ()))
 
 
 class _Stop(BaseException):
@@ -108,7 +118,7 @@ def capture_graph() -> Iterator[CapturedGraph]:
         if not autostack:
             is_not_stacked(graph)
         captured._graph, captured.mesh_to_impl = graph, dict(mesh_to_impl)
-        _OWN[graph] = captured.own
+        _OWN[graph] = _given(mesh_to_impl)
         raise _Stop
 
     # The class itself stays, since a program may have imported it by itself: only its __init__ is replaced.

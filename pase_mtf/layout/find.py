@@ -175,7 +175,8 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
     # Where time or patience is over before the search has found one, one of these is the answer.
     fixed = None if found or math.isinf(one.search.bound) else one.judge(
         "fixed", one.meshes[0], {dim: axis for dim, axis in request.fixed.items() if axis is not None})
-    for other in (own, parallel, fixed):
+    compared = tuple(one.judge(f"given {number}", *entry) for number, entry in enumerate(request.compare, 1))
+    for other in (own, parallel, fixed, *compared):
         if other is not None and request.allows(other) and (
                 best is None or other.seconds < best.seconds * (1 - 1e-9)):
             best = dataclasses.replace(other, name="best")
@@ -186,7 +187,6 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
         if problem:
             raise InfeasibleError(f"{request.name}: no dim can be split over {request.devices} devices; {problem}")
     gap = max(0.0, best.seconds / one.search.bound - 1.0)
-    compared = tuple(one.judge(f"given {number}", *entry) for number, entry in enumerate(request.compare, 1))
     return Layout(
         best=best, graph_name=request.name, devices=request.devices,
         machine_name=request.machine.name, machine_source=request.machine.source,

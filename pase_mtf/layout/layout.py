@@ -247,7 +247,8 @@ class Layout:
             found = search.cheapest_with(mesh, dim, axis) if alone is None else None
             if found is not None:
                 anew, rules = f"{1e3 * found.cost:.4f}", rules_text(found.rules)
-            why = "chosen" if axis_of.get(dim) == axis else str(alone or problem or "")
+            heavy = "" if problem or search.fits(mesh, changed) else "the rest as it is, beyond the memory limit"
+            why = "chosen" if axis_of.get(dim) == axis else str(alone or problem or heavy)
             label = "(none)" if axis is None else f"{mesh.names[axis]}:{mesh.sizes[axis]}"
             body.append([label, as_it_is, anew, rules, why])
         sizes = ", ".join(map(str, sorted(legality.sizes[dim])))

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import traceback
-import types
 from collections.abc import Callable, Iterator, Sequence
 
 from absl import flags
@@ -78,8 +77,7 @@ def _load(text: str, arguments: Sequence[str]) -> Callable[..., object]:
         place = file.removesuffix(".py")
         if "." in place:
             raise UsageError(f"--graph={text}: Python imports no file with a dot in its name; rename {file}")
-        loaded = sys.modules.get(place)
-        if loaded is not None and not _is_file_of(loaded, os.path.join(folder, file)):
+        if not _is_found_at(place, os.path.join(folder, file)):
             raise UsageError(f"--graph={text}: another module is called {place}; rename {file}")
     elif os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -107,9 +105,16 @@ def _load(text: str, arguments: Sequence[str]) -> Callable[..., object]:
     return found
 
 
-def _is_file_of(module: types.ModuleType, path: str) -> bool:
-    """Whether a module was loaded from a file."""
-    file = getattr(module, "__file__", None)
+def _is_found_at(name: str, path: str) -> bool:
+    """Whether a module was loaded from a file, or would be: a package of the name beside it goes first."""
+    loaded = sys.modules.get(name)
+    if loaded is not None:
+        file = getattr(loaded, "__file__", None)
+    else:
+        spec = importlib.util.find_spec(name)
+        if spec is None:  # the import will say so
+            return True
+        file = spec.origin
     return file is not None and os.path.exists(file) and os.path.samefile(file, path)
 
 

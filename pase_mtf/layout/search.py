@@ -32,8 +32,6 @@ _REPEATED = 200
 _SECONDS_WITHIN = 0.5
 # Of sums of bytes, relative.
 _ROUNDING = 1e-9
-# Assignments looked at for one legal layout with a dim on a given axis.
-_EXPLAINED = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,7 +249,7 @@ class Search:
         with contextlib.suppress(InfeasibleError):
             for number, (cost, assignment) in enumerate(cheapest(network.network, self.budget)):
                 axis_of = network.layout(assignment)
-                if self._fits(network.mesh, axis_of):
+                if self.fits(network.mesh, axis_of):
                     yield axis_of
                 elif not number:
                     # The cheapest that fits may come late in this order: it is searched for by itself, if the cheapest
@@ -282,7 +280,7 @@ class Search:
                 yield heapq.heappop(waiting)[2]
             yield bound
             axis_of = network.layout(assignment)
-            if self._fits(network.mesh, axis_of):
+            if self.fits(network.mesh, axis_of):
                 heapq.heappush(waiting, (self.costs.total(network.mesh, axis_of), number, axis_of))
             if number > _PATIENCE:
                 self._give_up(bound)
@@ -294,7 +292,8 @@ class Search:
         """Leaves layouts of a mesh shape unseen, none of which costs less than this (seconds)."""
         self.bound = min(self.bound, least)
 
-    def _fits(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> bool:
+    def fits(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> bool:
+        """Whether a layout is within the memory limit."""
         return math.isinf(self.memory_limit) or (
             self.costs.peak_memory(mesh, axis_of)[0] <= (1 + _ROUNDING) * self.memory_limit)
 
@@ -324,16 +323,10 @@ class Search:
         return found
 
     def cheapest_with(self, mesh: MeshShape, dim: str, axis: int | None) -> Candidate | None:
-        """The cheapest legal layout of a mesh shape with a dim on an axis (None: on none), without needless rules."""
-        network = MeshNetwork(self.costs, mesh, {**self._fixed_axes(mesh), dim: axis})
-        if network.infeasible:
-            return None
-        with contextlib.suppress(InfeasibleError):
-            for _, assignment in itertools.islice(cheapest(network.network), _EXPLAINED):
-                axis_of = network.layout(assignment)
-                if self.costs.legality.problem(axis_of, mesh.sizes) is None:
-                    return self.trim(Candidate(self.costs.total(mesh, axis_of), mesh, axis_of))
-        return None
+        """The cheapest legal layout of a mesh shape with a dim on an axis (None: on none) within the memory limit,
+        without needless rules."""
+        fixed = {**self.fixed, dim: None if axis is None else mesh.names[axis]}
+        return Search(self.costs, [mesh], fixed, self.memory_limit, lambda shape, rules: None).next_below(math.inf)
 
     def trim(self, candidate: Candidate) -> Candidate:
         """The same layout without the rules that change nothing."""
@@ -344,7 +337,7 @@ class Search:
                 continue
             without = {other: axis for other, axis in axis_of.items() if other != name}
             cost = self.costs.total(candidate.mesh, without)
-            if abs(cost - candidate.cost) <= 1e-12 * candidate.cost and self._fits(candidate.mesh, without):
+            if abs(cost - candidate.cost) <= 1e-12 * candidate.cost and self.fits(candidate.mesh, without):
                 axis_of = without
         order = {name: number for number, name in enumerate(self.costs.legality.sizes)}
         axis_of = dict(sorted(axis_of.items(), key=lambda item: (item[1], order.get(item[0], 0))))

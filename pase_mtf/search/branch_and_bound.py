@@ -188,14 +188,30 @@ class Minimiser:
 
     def _target(self) -> float:
         """An assignment matters only if it is cheaper than the best by more than this."""
+        return self._undecided(self._scale)
+
+    def _undecided(self, scale: float) -> float:
+        """`_target`, were the absolute parts of the best to add up to this."""
         if self._unit:
             # Rounding of the bound: a few ulp per vertex, of either sign.
-            doubt = max(1e-14 * (1 + self.root.vertices ** 0.5 / 10) * self._scale, self._doubt)
+            doubt = max(1e-14 * (1 + self.root.vertices ** 0.5 / 10) * scale, self._doubt)
             if doubt < self._unit / 4:
                 return float(self._unit - 2 * doubt)
-            if self._scale <= _MOST_WHOLE:  # an optimum is called one to the last unit
+            if scale <= _MOST_WHOLE:  # an optimum is called one to the last unit
                 return self._unit / 2
-        return _TOLERANCE * self._scale
+        return _TOLERANCE * scale
+
+    def _margin(self) -> float:
+        """`_target` for a search that goes on with it once it has met something better: right for all that is no less
+        than half of the best; of less, see `_was_rough`."""
+        # While no cost is known, neither is how much rounds off of it: a whole unit would rule out what is cheaper by
+        # one.
+        return min(self._target(), self._undecided(self._scale / 2)) if self.cost < np.inf else 0.0
+
+    def _was_rough(self, margin: float) -> bool:
+        """Whether a search with this margin may have left out what matters: it met something of far less, as where the
+        best before held a large cost that stands for what is forbidden."""
+        return max(self._target(), self._unit) < margin
 
     def _enough(self, bound: float) -> bool:
         return self._gap > 0 and self.best is not None and relative_gap(self.cost, bound) <= self._gap
@@ -303,15 +319,18 @@ class Minimiser:
 
     def _pass(self, part: Part, passes: int) -> None:
         """Passes messages in a part, and takes the assignments met on the way."""
-        # While no cost is known, neither is how much rounds off of it: nothing is asked for then but to be cheaper.
-        p, target = part.p, self._target() if self.cost < np.inf else 0.0
+        p, margin = part.p, self._margin()
         part.state = part.state._replace(best=np.zeros(p.vertices, np.int64))
         rounding = part.rounding(self.cost - part.bound)
         look = part.large and self._thorough  # what that finds is better than what sweeps over a large network do
-        found = message_passes(p, part.steps, part.state, self.cost, -target, target, passes,
+        found = message_passes(p, part.steps, part.state, self.cost, -margin, margin, passes,
                                self._budget.seconds, rounding, 0 if look else _POLISHING)
         self.statistics["passes"] += found.passes
         self._consider(p, part.state.best, found.cost)
+        if self._was_rough(margin):  # the bound, too, may be that of too few configurations
+            part.state.forget_pruned()
+            part.reached = -np.inf
+            return
         self._prune(part, rounding)
         # Of a sweep that is cut off the bound is told, and the potentials are given up.
         part.reached = p.constant + float(part.state.minimum.sum())
@@ -418,10 +437,11 @@ class Minimiser:
                 self._consider(part.p, choice, improve(part.p, choice, _SWEEPS, everything))
             self._report(min(part.bound, others))
             return min(cost, self.cost)
-        # While no cost is known, neither is how much rounds off of it: a whole unit would rule out what is cheaper by
-        # one.
-        margin = self._target() if self.cost < np.inf else 0.0
-        found = descend(part.p, self.cost, margin, most, self._budget.seconds, told)
+        while True:
+            margin = self._margin()
+            found = descend(part.p, self.cost, margin, most, self._budget.seconds, told)
+            if not found.complete or not self._was_rough(margin):
+                break
         if not found.complete:
             self._most_read *= 4
         return found.complete

@@ -83,6 +83,12 @@ class PassState(NamedTuple):
         self.messages_at[:] = half + p.potentials_at
         self.minimum[:] = np.nan
 
+    def forget_pruned(self) -> None:
+        """Everything is active again, and nothing known but the messages."""
+        self.active_at[:] = 0
+        self.bounds[:] = -np.inf  # by which nothing is pruned
+        self.minimum[:] = np.nan
+
     def flags(self, p: Packed) -> np.ndarray:
         """bool [configurations]: those that are active."""
         return _laid_out(p.first, self.active, self.active_at)

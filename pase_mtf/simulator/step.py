@@ -1,8 +1,8 @@
 """One training step of a strategy as tasks: kernels, all-reduces, and what devices send to each other.
 
 A device has a stream for its kernels, and per level of the links a port that sends and one that receives. What moves
-between two devices takes the port of either, an all-reduce those of all of its group: whoever shares a link waits for
-it. Within a layer a phase is one task of kernels per device, then its all-reduces, then what moves in it. Those of
+between two devices takes the port of either, an all-reduce those of all of its group, of the levels that it crosses:
+whoever shares a link waits. Within a layer a phase is a task of kernels per device, all-reduces, and moves. Those of
 weights' gradients wait for the kernels only, and only the update waits for them: they overlap the backward pass. Where
 the devices share cores everything takes the cores, one after the other. A sum that one other layer alone needs is made
 on the edge to it: the devices send each other pieces, as its all-reduce. What is sent is sliced out before, added up
@@ -11,6 +11,7 @@ and concatenated after, among the kernels of the devices.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -98,12 +99,12 @@ class Step:
                 *(begin + self._priced.devices + device for device in receivers)]
 
     def _ports_of_group(self, group: Sequence[int]) -> list[int]:
-        """All ports of a group up to the level that joins it."""
+        """All ports of a group, of the levels that join any of its members."""
         key = tuple(group)
         if key not in self._group_ports:
-            level = link_level(self._machine.links, group[0], group[-1])
-            self._group_ports[key] = sorted({port for below in range(level + 1)
-                                             for port in self._ports(below, group, group)})
+            # Of devices in ascending order neighbours tell: one of every node leaves the links within nodes to others.
+            levels = {link_level(self._machine.links, *pair) for pair in itertools.pairwise(key)} or {0}
+            self._group_ports[key] = sorted({port for level in levels for port in self._ports(level, group, group)})
         return self._group_ports[key]
 
     # -- layers ------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +17,8 @@ __all__ = ["Transfers", "link_level", "transfers"]
 
 class Transfers(NamedTuple):
     """What devices send to each other: int64 [N] each, one entry per pair of devices; first every device's to the next
-    one, then to the one after that, and so on: where all send to all, nobody has to wait for another's port.
+    one of its node, then to the one after that, and so on, then to the same places of the next node: where all send to
+    all, nobody has to wait for another's port, of whichever level.
 
     Attributes:
       sender, receiver: devices; the same where nothing has to be sent.
@@ -61,8 +63,23 @@ def transfers(source: Partition, target: Partition, shape: Sequence[int], links:
                 if sender != receiver:
                     entry[0] += elements
                     entry[1] += 1
-    devices = max((*source.devices, *target.devices)) + 1
-    in_turn = sorted(found.items(), key=lambda pair: ((pair[0][0] - pair[0][1]) % devices, pair[0]))
+    sizes = (1, *nodes, max((*source.devices, *target.devices)) + 1)
+    in_turn = sorted(found.items(), key=lambda pair: (_turn(sizes, *pair[0]), pair[0]))
     rows = [(sender, receiver, link_level(links, sender, receiver), elements, messages)
             for (receiver, sender), (elements, messages) in in_turn]
     return Transfers(*np.array(rows, np.int64).reshape(-1, 5).T)
+
+
+def _turn(sizes: Sequence[int], receiver: int, sender: int) -> tuple[int, ...]:
+    """By how many nodes of every level, outermost first, and by how many devices within one the receiver is beyond the
+    sender, in circles. No two pairs that are equally far have a sender or a receiver in common.
+
+    Args:
+      sizes: 1, how many devices each link joins but the outermost, and how many there are.
+      receiver, sender: devices.
+    """
+    found = []
+    for inner, outer in itertools.pairwise(sizes):
+        count = -(-min(outer, sizes[-1]) // inner)  # of a node that is not full, those that are there
+        found.append((receiver // inner - sender // inner) % count)
+    return tuple(reversed(found))

@@ -96,7 +96,8 @@ def test_a_copy_is_there_where_another_layer_reads_other_parts():
     split, whole = Configuration((("batch", 4),)), Configuration((("", 4),))
     alike, moved, gathered = (strategy_memory(graph, [split, target])["communication buffers"] for target in (
         split, Configuration((("batch", 2),)), whole))
-    assert [alike, moved, gathered] == [0, 4 * 32 * 128 / 2, 4 * 32 * 128]
+    # The copy, and the pieces that arrive for it.
+    assert [alike, moved, gathered] == [0, 4 * 32 * 128, 2 * 4 * 32 * 128]
     # One copy serves all that read the same block of a tensor.
     twice = dataclasses.replace(graph, layers=(*graph.layers, dataclasses.replace(graph.layers[1], name="twin")),
                                 edges=(*edges, dataclasses.replace(edges[0], target=2)))
@@ -150,8 +151,9 @@ def test_what_an_update_makes_of_a_gradient_that_waits_comes_after_it():
     waits, alone = (sum(strategy_memory(graph, [Configuration(((dim, 4),)), shards]).values())
                     for dim in ("batch", "out"))
     whole, batch = 4 * 64 * 128, 4 * 32 * (128 + 64) / 4
-    # The weights, the gradient, and what arrives for it; not the new value as well.
-    assert waits == 3 * whole + batch
+    # The weights, their new value, what it is put together from, and a quarter that was made of the gradient: more than
+    # the weights, the gradient, and what arrives for it, the moment before.
+    assert waits == 3 * whole + whole / 4 > 3 * whole + batch
     # Without a sum all is there at once: a quarter of the weights, of their gradient, of what is made of it, of what
     # comes back, and of the pieces that this is put together from; of what is made forward; and a gradient of the input
     # that is still to be summed, twice.
@@ -237,8 +239,8 @@ def test_what_the_last_reader_writes_in_a_copys_place_counts_instead():
                                [split, target])["communication buffers"]
 
     whole = Configuration((("", 4),))
-    assert buffers(-1, whole) == 4 * 32 * 128
-    assert buffers(1, whole) == 0
+    assert buffers(-1, whole) == 2 * 4 * 32 * 128  # with the pieces that it is put together from
+    assert buffers(1, whole) == 4 * 32 * 128
 
 
 def test_what_a_copy_is_put_together_from():
@@ -252,6 +254,12 @@ def test_what_a_copy_is_put_together_from():
     assert found(rows, columns) == (whole / 4, whole / 4, True)  # a piece of every device's block
     assert found(columns, rows) == (whole / 4, 0, True)  # rows of it are shown
     assert found(both, (("", 4),)) == (whole, whole, True)  # concatenated along one dim, then along the other
+    # Devices with memory of their own are sent the pieces; those of one host read them where they lie.
+    assert found(rows, (("", 4),)) == (whole, 0, True)
+    assert found(rows, (("", 4),), shared=False) == (whole, whole, True)
+    # Of thirds that become halves the middle one is sliced.
+    assert found((("width1", 3),), (("width1", 2),)) == (whole / 2, whole / 3, True)
+    assert found((("width1", 4),), (("width1", 2),)) == (whole / 2, 0, True)
     assert found(rows, rows) == (0, 0, True)
     # One device slices for all: what it has made for them is there as long as its own slice.
     assert found((), columns) == (whole, 0, False)

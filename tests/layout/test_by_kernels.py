@@ -259,3 +259,14 @@ def test_a_function_that_builds_in_a_graph_of_its_own(cache_dir, timed_kernels):
         with tf.Graph().as_default():
             return _equal_layers()
     assert find_layout(program, 4, prices="measured").seconds > 0
+
+
+def test_a_layout_to_compare_with_may_be_the_answer(cache_dir, timed_kernels, monkeypatch):
+    seen, candidates = [], by_kernels._candidates
+
+    def noting(one, judge, allowed, asked):
+        seen.extend(cost.layout_rules for cost in allowed)
+        return candidates(one, judge, allowed, asked)
+    monkeypatch.setattr(by_kernels, "_candidates", noting)
+    find_layout(build, 4, prices="measured", measure_seconds=600, compare=["all:4;io:all"])
+    assert "io:all" in seen

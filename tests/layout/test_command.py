@@ -357,6 +357,17 @@ def test_a_file_that_python_cannot_import_by_its_name(program, tmp_path, capsys,
     assert f"rename {name}" in err
 
 
+def test_a_package_beside_a_file_of_its_name_is_not_taken_for_it(program, tmp_path, capsys):
+    (tmp_path / "twice_there").mkdir()
+    (tmp_path / "twice_there" / "__init__.py").write_text("raise ValueError('nobody asked for this')\n")
+    (tmp_path / "twice_there.py").write_text(_PROGRAM)
+    importlib.invalidate_caches()
+    code, out, err = run(capsys, f"--graph={tmp_path / 'twice_there.py'}:build_graph", "--mesh=8", "--machine=h100")
+    assert (code, out) == (2, "")
+    assert "another module is called twice_there; rename twice_there.py" in err
+    assert "nobody asked" not in err
+
+
 def test_a_flag_of_the_program_that_does_not_parse_is_told(tmp_path):
     flags = "from absl import flags\nflags.DEFINE_integer('hidden', 1024, '')\n"
     (tmp_path / "their_program.py").write_text(flags + _PROGRAM.replace("1024", "flags.FLAGS.hidden"))

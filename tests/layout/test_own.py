@@ -66,6 +66,14 @@ def test_it_is_taken_from_a_captured_graph():
     assert found.own.layout_rules == "batch:a;hidden:b"
 
 
+def test_that_it_is_read_is_no_question_of_the_programs():
+    """The program looks at how many devices there are, and lowers: one graph is that of every layout."""
+    found = find_layout(program, 4, machine=FLAT)
+    assert found.search["builds"] == 1
+    assert found.search["optimal"]
+    assert (found.own.mesh_shape, found.own.layout_rules) == ("a:2;b:2", "batch:a;hidden:b")
+
+
 @pytest.mark.parametrize("build", [lambda: graph_of()[0], lambda mesh_shape, layout: graph_of()[0],
                                    lambda mesh_shape="", layout="": graph_of()[0]])
 def test_a_program_that_names_none_has_none(build):

@@ -225,6 +225,23 @@ def test_memory_limit():
         assert f"needs {needed_text(least)} per device, the limit is {bytes_text(least * 0.9)}" in str(caught.value)
 
 
+def test_what_is_explained_fits_the_memory():
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron(32)
+        costs, legality = costs_of(graph, FLAT, 4, [loss])
+    mesh = parse_mesh_shape("rows:2;cols:2")
+    layouts = [(costs.total(mesh, axis_of), costs.peak_memory(mesh, axis_of)[0], axis_of)
+               for _, axis_of in all_layouts(legality, [mesh])]
+    limit = min(memory for _, memory, _ in layouts)
+    search = Search(costs, [mesh], {}, limit, lambda shape, rules: None)
+    for dim in legality.dims():
+        for axis in (None, 0, 1):
+            fitting = [cost for cost, memory, axis_of in layouts
+                       if axis_of.get(dim) == axis and memory <= limit * (1 + 1e-9)]
+            found = search.cheapest_with(mesh, dim, axis)
+            assert (found.cost if found else math.inf) == pytest.approx(min(fitting, default=math.inf))
+
+
 def _all_within(costs, legality, meshes, limit):
     """What all layouts cost that fit, each number once, in order."""
     return sorted({float(f"{costs.total(mesh, axis_of):.9g}") for mesh, axis_of in all_layouts(legality, meshes)

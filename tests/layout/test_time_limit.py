@@ -63,6 +63,15 @@ def test_without_time_what_is_fixed_is_an_answer():
     assert found.seconds / (1 + found.search["gap"]) <= best.seconds * (1 + 1e-9)
 
 
+def test_without_time_a_layout_to_compare_with_may_be_the_answer():
+    best = find_layout(build, 4, machine=FLAT, fixed={"batch": None})
+    assert best.layout_rules
+    found = find_layout(build, 4, machine=FLAT, time_limit=1e-9, fixed={"batch": None},
+                        compare=[f"{best.mesh_shape};{best.layout_rules}"])
+    assert (found.mesh_shape, found.layout_rules) == (best.mesh_shape, best.layout_rules)
+    assert found.seconds == pytest.approx(best.seconds)
+
+
 def build_slices():
     """Slices that were laid out beforehand: unless their dim is split nothing lowers."""
     graph = mtf.Graph()

@@ -126,12 +126,12 @@ def test_as_part_of_the_search(seed, monkeypatch):
     assert quick.statistics["nodes"] < slow.statistics["nodes"]
 
 
-def queens(seed, size):
+def queens(seed, size, attack=np.inf, scale=1.0):
     """A queen in every row, none of which attacks another: few assignments are finite, and passes hardly meet one."""
     rng, every = np.random.default_rng(seed), np.arange(size)
     apart = abs(every[:, None] - every)
-    return CostNetwork([rng.integers(0, 5, size) for _ in range(size)], [
-        NetworkEdge(i, j, np.where((apart == 0) | (apart == j - i), np.inf, 0.0), every, every)
+    return CostNetwork([scale * rng.integers(0, 5, size) for _ in range(size)], [
+        NetworkEdge(i, j, np.where((apart == 0) | (apart == j - i), attack, 0.0), every, every)
         for i, j in itertools.combinations(range(size), 2)])
 
 
@@ -154,3 +154,16 @@ def test_whole_numbers_before_any_cost_is_known(monkeypatch):
     margins = [margin for cost, margin in begun if cost == np.inf]
     assert margins  # there were some of which nothing was known
     assert max(margins) < 1.0
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+def test_large_costs_that_stand_for_what_is_forbidden(scale, monkeypatch):
+    """What was known first holds 1e14, of which 1e-12 is more than all that others differ by: they are told apart."""
+    monkeypatch.setattr(part, "_MOST_ENTRIES", -1)
+    placed = [rows for rows in itertools.permutations(range(7)) if all(
+        abs(rows[i] - rows[j]) != j - i for i, j in itertools.combinations(range(7), 2))]
+    for seed in range(60):
+        network = queens(seed, 7, 1e14, scale)
+        solution = solve(network, certificate=False)
+        assert solution.optimal
+        assert solution.cost == pytest.approx(min(map(network.cost, placed)), rel=1e-11), seed

@@ -199,6 +199,15 @@ def test_gradients_are_summed_while_the_backward_pass_goes_on():
     assert timeline.seconds < cost - 0.9 * sum(kernels[name].end - kernels[name].begin for name in ("dense0", "dense1"))
 
 
+def test_what_is_summed_between_nodes_leaves_the_links_within_them_to_others():
+    """Two nodes of four: a gradient goes across while the nodes sum what the backward pass hands on."""
+    split = [Configuration((("batch", 2), (f"width{number + 1}", 4))) for number in range(3)]
+    priced = build_network(perceptron(), TWO_LEVELS, 8, [[one] for one in split])
+    begun = {one.kind: one.begin for one in Simulator(priced).timeline([0, 0, 0]).slices
+             if (one.layer, one.phase, one.device) == ("dense2", "backward", 0)}
+    assert begun["gradient all-reduce"] == begun["all-reduce"] > begun["kernels"]
+
+
 def test_senders_share_their_link():
     """One device holds all that three others want: it sends to one after the other."""
     graph = perceptron(widths=(64, 128, 64), training=False)
@@ -218,6 +227,18 @@ def test_where_all_send_to_all_nobody_waits_for_a_port():
     assert len(sent) == 4 * 3
     assert max(one.end for one in sent) - min(one.begin for one in sent) == pytest.approx(
         3 * max(one.end - one.begin for one in sent))
+
+
+def test_where_all_send_to_all_over_two_nodes_nobody_waits_either():
+    """From rows to columns on two nodes of four: every device sends to the four of the other node all the time."""
+    graph = perceptron(widths=(64, 64, 64), training=False)
+    split = [Configuration((("batch", 8),)), Configuration((("width1", 8),))]
+    priced = build_network(graph, TWO_LEVELS, 8, [[one] for one in split])
+    sent = [one for one in Simulator(priced).timeline([0, 0]).slices
+            if one.kind == "transfer" and one.device // 4 != one.receiver // 4]
+    assert len(sent) == 8 * 4
+    assert max(one.end for one in sent) - min(one.begin for one in sent) == pytest.approx(
+        4 * max(one.end - one.begin for one in sent))
 
 
 @pytest.mark.parametrize(("source", "target", "kinds"), [
@@ -283,8 +304,8 @@ def test_what_is_sent_over_several_links_at_once_has_rows_of_its_own():
     timeline = Simulator(priced).timeline([0, 0])
     rows = _rows_of(json.loads(json.dumps(timeline.trace())))
     assert sum(map(len, rows.values())) == len(timeline.slices)
-    # The others begin with their neighbours, and wait for who sends to the other four.
-    assert {device for device, name in rows if name == "communication (2)"} == {3, 7}
+    # Each sends to one of its own four and to one of the others at once.
+    assert {device for device, name in rows if name == "communication (2)"} == set(range(8))
     for spans in rows.values():
         assert all(one[1] <= other[0] for one, other in itertools.pairwise(sorted(spans)))
 

@@ -174,3 +174,15 @@ def test_every_device_of_a_pipeline_holds_its_own_stage(monkeypatch):
     monkeypatch.setattr("pase_mtf.launch.arms.memory.available_bytes", lambda: 20)
     with pytest.raises(OutOfMemoryError, match="all arms together"):
         check_memory(plan, {"pipeline": piped}, ["pipeline"], machine)
+
+
+def test_masters_are_whole_however_the_weights_are_split(monkeypatch):
+    """Two slices of 1 of weights that take 8, which are there once whole; and 1 besides on either device."""
+    arm = SimpleNamespace(memory={"weights": 1.0, "activations": 1.0}, memory_bytes=2.0)
+    plan = SimpleNamespace(devices=Devices("cpu", ("/device:CPU:0", "/device:CPU:1"), "CPUs"))
+    machine = SimpleNamespace(name="local", memory_bytes=100.0)
+    monkeypatch.setattr("pase_mtf.launch.arms.memory.available_bytes", lambda: 12)
+    check_memory(plan, {"search": arm}, ["search"], machine, 8.0)
+    monkeypatch.setattr("pase_mtf.launch.arms.memory.available_bytes", lambda: 11)
+    with pytest.raises(OutOfMemoryError, match="all arms together"):
+        check_memory(plan, {"search": arm}, ["search"], machine, 8.0)
