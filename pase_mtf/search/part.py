@@ -112,9 +112,9 @@ class Part:
         return active_domains(self.p.first, self.state.active, self.state.active_at)
 
     def elimination(self, domains: np.ndarray) -> Plan:
-        """How to eliminate what is undecided; found anew if that has become less."""
+        """How to eliminate what is undecided; found anew where that is not what it was."""
         left = int(domains.sum())
-        if self.plan is None or left < self.planned:
+        if self.plan is None or left != self.planned:
             self.planned = left
             undecided = (domains > 1)[self.p.ends].all(axis=0)
             self.plan = plan_elimination(domains, self.p.ends[:, undecided].T, most_operations=_MOST_WORK,
