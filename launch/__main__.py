@@ -36,7 +36,8 @@ def run(arguments: Sequence[str], interrupts: Interrupts) -> int:
       PaseError: what a user can cause; its exit code says of which kind.
       KeyboardInterrupt: interrupted before anything was measured.
     """
-    options = parse_command_line(arguments)
+    # A launcher tells its process all options of the run.
+    options = parse_command_line(arguments, complete=Membership.of_environment() is not None)
     if options.print_config:
         print(resolve(options).config_json(), end="")
         return 0

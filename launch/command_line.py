@@ -143,18 +143,21 @@ def read_flags(values: flags.FlagValues, program: str, usage: str, arguments: Se
         raise UsageError(f"{rest[0]!r} is no flag; write --name=value (--help lists the flags)")
 
 
-def parse_command_line(arguments: Sequence[str]) -> Options:
+def parse_command_line(arguments: Sequence[str], *, complete: bool = False) -> Options:
     """Reads the flags.
 
     Args:
       arguments: without the program's name.
+      complete: whether these are all options of a run (`Options.to_arguments`): what is left out is None, whatever the
+        run that it continues was started with.
 
     Raises:
       UsageError: of `read_flags`; or a value that cannot be meant.
       HelpRequested: --help; holds the text.
     """
     values = _read(arguments)
-    given = {name for name in values if values[name].present}
+    given = {field.name for field in dataclasses.fields(Options)} if complete else {
+        name for name in values if values[name].present}
     options = resumed(_chosen(values), given)
     options.check()
     return options

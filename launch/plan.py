@@ -55,6 +55,7 @@ class Plan:
         are not there any more later on.
       newest: the step of the newest checkpoint, whole or not, that lay in the folder in which it goes on, before that
         was looked into; None: none did.
+      asked: the options before a checkpoint was taken up: who takes it up later may find another. None: as `options`.
     """
 
     options: ResolvedOptions
@@ -66,6 +67,7 @@ class Plan:
     done: int = 0
     earlier: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     newest: int | None = None
+    asked: ResolvedOptions | None = None
 
     @property
     def first_step(self) -> int:
@@ -266,6 +268,7 @@ def resolve(options: Options) -> Plan:
     known = models.presets(model)
     mesh = options.mesh_flag
     newest = newest_checkpoint(options.output_dir) if options.in_place and options.output_dir else None
+    asked = options
     options, checkpoint, done = _taken_up(options)
     earlier = load_run_config(options.resume)["options"] if checkpoint and options.resume else {}
     kernels = SavedKernels(options.machine, mesh.devices) if is_kernel_file(options.machine) else None
@@ -292,4 +295,5 @@ def resolve(options: Options) -> Plan:
         check_data(options.data, config, _if_missing("data", options.data, earlier))
     rate = config.learning_rate if resolved.learning_rate is None else resolved.learning_rate
     config = dataclasses.replace(config, optimizer=resolved.optimizer, learning_rate=rate)
-    return Plan(resolved, devices, config, machine, checkpoint, kernels, done, earlier, newest)
+    before = dataclasses.replace(resolved, resume=asked.resume, warmup=asked.warmup, steps=asked.steps)
+    return Plan(resolved, devices, config, machine, checkpoint, kernels, done, earlier, newest, before)

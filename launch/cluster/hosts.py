@@ -158,7 +158,7 @@ def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_W
                 ready.result()
         except BaseException as error:
             for connection in (*came.values(), *(second.connection for second in seconds), *strangers, *_at(door)):
-                connection.say(end=getattr(error, "exit_code", ClusterError.exit_code),
+                connection.say(end=getattr(error, "exit_code", interrupts.exit_code or ClusterError.exit_code),
                                error=str(error) or "rank 0 was interrupted")
                 connection.close()
             raise

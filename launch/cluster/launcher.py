@@ -32,7 +32,7 @@ from pase_mtf.launch.cluster.network import Network, own_network
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, Watched, end_all, start_worker
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.run_folder import AUTO, LOCK, METRICS, has_checkpoint
+from pase_mtf.launch.run_folder import AUTO, LOCK, METRICS, has_checkpoint, steps_done
 
 __all__ = ["Fault", "Outcome", "launch", "local_addresses", "options_after", "watch"]
 
@@ -193,7 +193,8 @@ def _met(find: Callable[[], _T], member: Membership, interrupts: Interrupts) -> 
 
 def _with_restarts(plan: Plan, member: Membership, others: list[RemoteTask], interrupts: Interrupts,
                    network: Network | None) -> int:
-    options, restarts = plan.options, 0
+    # Rank 0 takes up what lies there when it begins: that may be a later checkpoint than was found here.
+    options, restarts = plan.asked or plan.options, 0
     while True:
         outcome = _attempt(plan, options, member.tasks, others, interrupts, network,
                            last=restarts == plan.options.max_restarts)
@@ -237,13 +238,20 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], other
                 0, [sys.executable, *_RUN, *options.to_arguments()], membership.environment, own_output=True,
                 network=network))
         outcome = watch([*here, *others], interrupts)
-        if outcome.fault is not None and is_cut_off(others):
+        if outcome.fault is not None and _is_done(plan):
+            outcome = Outcome(0)
+        elif outcome.fault is not None and is_cut_off(others):
             outcome = outcome._replace(fault=Fault(0, f"({tasks[0]}) hears nothing of any other host: it is cut off"))
         elif outcome.fault is not None and _is_wanted(outcome.fault, interrupts):
             outcome = Outcome(interrupts.answer())
         told = {"end": outcome.exit_code}
+        found = [other for other in others if outcome.fault is None and other.exit_code == outcome.exit_code]
         if outcome.fault is not None:
             told |= {"error": str(outcome.fault), "again": not last and not interrupts.asked}
+        elif found and outcome.exit_code:  # its own host alone has its line: elsewhere the run would end without a word
+            told["error"] = (f"rank {found[0].rank} ({tasks[found[0].rank]}) has found what is to be mended, and says "
+                             f"it on its own host (exit code {outcome.exit_code})")
+            print(f"error: {told['error']}", file=sys.stderr, flush=True)
         return outcome
     finally:
         for other in others:
@@ -252,6 +260,13 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], other
         end_all(here)
         if cut_short:
             _clear_up(options)
+
+
+def _is_done(plan: Plan) -> bool:
+    """Whether rank 0 has written all: the summary, its last file, tells of the step where the run was to end."""
+    folder, options = plan.options.output_dir, plan.options
+    done = steps_done(folder) if folder else 0
+    return done > 0 and done >= plan.first_step + options.warmup + options.steps
 
 
 def _is_wanted(fault: Fault, interrupts: Interrupts) -> bool:

@@ -27,9 +27,17 @@ _WORKING_SET = 30 << 20
 _OF_A_THREAD = 256 << 10
 """Bytes that one thread works on at least, where several share one image."""
 
+def _coarse(operation: LayerOperation) -> Operand:
+    """Of the two images that the gradient of a filter is of, the one over whose places it multiplies: what the
+    convolution made, of a transposed one what went into it. The last channels of the filter are its own."""
+    channels, spatial = operation.outputs[0].shape[-1], len(operation.outputs[0].shape) - 2
+    return min(operation.inputs[::-1], key=lambda image: (
+        image.shape[-1] != channels, math.prod(image.shape[-1 - spatial:-1])))
+
+
 # Role -> given an operation: the tensor over whose places and channels it multiplies, and the filter.
 _ENDS: dict[str, Callable[[LayerOperation], tuple[Operand, Operand]]] = {
-    "filter gradient": lambda operation: (operation.inputs[1], operation.outputs[0]),
+    "filter gradient": lambda operation: (_coarse(operation), operation.outputs[0]),
     "image gradient": lambda operation: (operation.inputs[0], operation.inputs[1]),
     "transposed convolution": lambda operation: (operation.inputs[0], operation.inputs[1])}
 

@@ -157,6 +157,8 @@ def joined(cells: Sequence[_Cell], counts: Sequence[int], join: Callable[[Sequen
 @functools.lru_cache(maxsize=1 << 16)
 def _cover_dim(size: int, source_shards: int, target_shards: int, wanted: int) -> tuple[tuple[int, int, int], ...]:
     """(source shard, begin in it, size) of every source shard that one shard of the target overlaps."""
+    if not size:
+        return ((0, 0, 0),)  # a piece without elements
     source, target = size // source_shards, size // target_shards
     begin, end = wanted * target, (wanted + 1) * target
     return tuple(
@@ -265,8 +267,9 @@ def _atoms(old: Sequence[int], new: Sequence[int]) -> tuple[list[int], list[list
         if rest == [1, 1]:
             return sizes, *runs
         small = min(rest)
-        # One of the two dims ends inside the other; where it does not divide it, no finer grid is common to both.
-        if small == 1 or max(rest) % small:
+        # One of the two dims ends inside the other; where it does not divide it, no finer grid is common to both. Nor
+        # do tensors without elements have one.
+        if small < 2 or max(rest) % small:
             return None
         for side in (0, 1):
             runs[side][at[side]].append(len(sizes))

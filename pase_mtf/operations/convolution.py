@@ -6,6 +6,7 @@ convolution [spatial..., out-channels, in-channels]).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 
@@ -101,6 +102,8 @@ add_rules({
     _ops.Conv3dOperation: _rule("convolution"),
     _ops.Conv2dTransposeOperation: _rule("transposed convolution", _transposed_splittable),
     _ops.Conv3dTransposeOperation: _rule("transposed convolution", _transposed_splittable),
-    _ops.Conv2or3dBackpropInputOperation: _rule("image gradient"),
+    # That of a transposed convolution is a convolution.
+    _ops.Conv2or3dBackpropInputOperation: dataclasses.replace(_rule("image gradient"), role=lambda operation: (
+        "convolution" if operation._is_transpose else "image gradient")),
     _ops.Conv2or3dBackpropFilterOperation: _rule("filter gradient", sums=_filter_sums),
 })

@@ -59,7 +59,9 @@ def _broadcast_after(operation: mtf.Operation) -> tuple[int, ...]:
 
 def product_of(operation: mtf.Operation) -> int:
     """The number of the input that is as large as a product which the operation makes besides its output; -1: none."""
-    if not isinstance(operation, _ops.EinsumOperation) or _kind(operation) != "reduction":
+    # One tensor alone is multiplied by nothing.
+    if (not isinstance(operation, _ops.EinsumOperation) or len(operation.inputs) < 2
+            or _kind(operation) != "reduction"):
         return -1
     count = len(_space(operation))
     return next((number for number, tensor in enumerate(operation.inputs) if tensor.shape.ndims == count), -1)
@@ -68,7 +70,7 @@ def product_of(operation: mtf.Operation) -> int:
 def largest_besides(operation: mtf.Operation) -> int:
     """The elements of the largest product that the operation makes besides its output, where no input is as large
     (`product_of`): of integers over all dims, of several tensors of the first two and so on. 0: none."""
-    if not isinstance(operation, _ops.EinsumOperation) or product_of(operation) >= 0:
+    if not isinstance(operation, _ops.EinsumOperation) or len(operation.inputs) < 2 or product_of(operation) >= 0:
         return 0
     kind = _kind(operation)
     if kind == "reduction":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.graph.computation_graph import TOP_K
 from pase_mtf.graph.partition import Partition, before_reshape, translate
+from pase_mtf.operations.nodes import Nodes
 from pase_mtf.operations.protocols import Lowering, StockDemands, dims_of
 from pase_mtf.operations.registry import Rule, add_rules, always, names_of
 from pase_mtf.operations.stock_sums import PendingSum, ReshapedSum
@@ -128,11 +130,19 @@ def _reshaped_sums(operation: mtf.Operation, sums: Mapping[mtf.Tensor, PendingSu
     return {output: ReshapedSum(sums[source], dims_of(source.shape), dims_of(output.shape))}
 
 
+def _slice_nodes(operation: mtf.Operation, _: dict[Hashable, Nodes]) -> Nodes:
+    """It reads no more than it makes."""
+    (x,), (made,) = operation.inputs, operation.outputs
+    return Nodes(1, 2.0 * made.size / max(x.size + made.size, 1))
+
+
 _RESIZING = Rule(kind=always("gather"), splittable=_but_resized, stock_demands=_resizing_demands)
 
 add_rules({
     **dict.fromkeys((_ops.ConcatOperation, _ops.SplitOperation, _ops.StackOperation, _ops.UnstackOperation,
-                     _ops.SliceOperation, _ops.PadOperation), _RESIZING),
+                     _ops.PadOperation), _RESIZING),
+    _ops.SliceOperation: dataclasses.replace(
+        _RESIZING, flops=lambda operation: float(operation.outputs[0].size), nodes=_slice_nodes),
     _ops.ShiftOperation: Rule(kind=always("gather"), role=always("shift"),
                               shift=lambda operation: (operation._dim.name, operation._offset)),
     _ops.OneHotOperation: Rule(kind=always("gather"), lower=_lower_one_hot, stock_demands=_one_hot_demands),

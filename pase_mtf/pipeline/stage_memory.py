@@ -117,15 +117,18 @@ class StageMemory:
 
     def _layer(self, layer: Layer, runs: Sequence[_Run]) -> Layer:
         operations: list[LayerOperation] = []
+        variables = {variable.name for variable in layer.variables}
         for operation in layer.operations:
             if operation.held:
-                operations += self._operation(operation, runs)
+                operations += self._operation(operation, runs, converts=operation.name in variables)
         if self._count > 1:
             operations += self._added(layer, runs)
         return dataclasses.replace(layer, operations=tuple(operations))
 
-    def _operation(self, operation: LayerOperation, runs: Sequence[_Run]) -> Iterator[LayerOperation]:
-        """What an operation makes: as in a step by itself; gradients that nobody sums; and of others in flight."""
+    def _operation(self, operation: LayerOperation, runs: Sequence[_Run], *,
+                   converts: bool) -> Iterator[LayerOperation]:
+        """What an operation makes: as in a step by itself; gradients that nobody sums; and of others in flight. A
+        variable is converted to another type once, for all microbatches."""
         alone, gradients, kept = list[Held](), list[Held](), list[Held]()
         for run in runs:
             for held in operation.held:
@@ -133,6 +136,10 @@ class StageMemory:
                 if operation.phase == "update":  # after the backward pass it is one update after the other
                     late = held.begin > self._order(held.begin).gradients
                     alone += [moved._replace(waits_until=-1) if late else moved] if run.last else []
+                elif converts:
+                    order = self._order(held.begin)
+                    alone.append(moved if run.last else moved._replace(
+                        begin=run.offset + order.first, end=run.offset + order.last, own_until=-1))
                 elif held.waits_until >= 0 and not run.last:
                     gradients.append(moved._replace(waits_until=-1, shared_until=-1))
                 else:

@@ -27,7 +27,7 @@ from pase_mtf.search.given_bytes import MOST_BYTES, bytes_of_all, checked_limit
 from pase_mtf.search.messages import reduced_costs
 from pase_mtf.search.neighbourhood import cost_at
 from pase_mtf.search.network import CostNetwork
-from pase_mtf.search.packed import Packed, least_of_each, pack, quantum
+from pase_mtf.search.packed import Packed, least_of_each, pack, quantum, reduce
 from pase_mtf.search.registry import Progress, Solution, relative_gap
 from pase_mtf.search.rounding import as_far_as_sums_tell, rounding
 
@@ -121,9 +121,10 @@ class _Search:
                  progress: Progress | None, patience: float = math.inf, doubt: float = 0.0) -> None:
         """`patience` is how many seconds it may go on once the first bound is known; `doubt`, how far sums may be wrong
         where costs of both signs cancel."""
-        least = _least_per_layer(packed, memory)
+        least = _least_per_layer(packed, memory, budget)
         self.needed, self.whole = (-least).tolist(), memory
-        self.packed, self.memory = packed, memory - np.repeat(least, packed.domains)
+        # What no finite assignment holds may be lighter than that; nobody is ever charged for it.
+        self.packed, self.memory = packed, np.maximum(memory - np.repeat(least, packed.domains), 0.0)
         self.limit, self.most = max(math.fsum([limit, *self.needed]), 0.0), limit
         self.budget, self.gap, self.progress, self.patience = budget, gap, progress, patience
         self.search_budget = budget.less(_WAITING * budget.memory)
@@ -353,10 +354,15 @@ class _Search:
         return parts
 
 
-def _least_per_layer(packed: Packed, memory: np.ndarray) -> np.ndarray:
+def _least_per_layer(packed: Packed, memory: np.ndarray, budget: Budget) -> np.ndarray:
+    """What every layer needs in any case: the least of those of its configurations that no edge rules out."""
     if not packed.vertices:
         return np.zeros(0)
-    return np.minimum.reduceat(np.where(np.isfinite(packed.unary), memory, np.inf), packed.first[:-1])
+    possible = np.isfinite(packed.unary)
+    if packed.most == math.inf:
+        with contextlib.suppress(MemoryError):  # what is impossible is cleared before anything is copied
+            reduce(packed, possible, budget=budget)
+    return np.minimum.reduceat(np.where(possible, memory, np.inf), packed.first[:-1])
 
 
 def least_memory(network: CostNetwork, memory: Sequence[np.ndarray], budget: Budget | None = None,
@@ -422,7 +428,8 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
 
     Returns:
       the solution; `optimal` where the gap is closed (to 1e-10 of what is added up). `statistics`: memory (of the
-      assignment), memory_limit, least_memory; multiplier (cost per byte), nodes, solves where it came to them.
+      assignment), memory_limit; least_memory where that is proven; multiplier (cost per byte), nodes, solves where it
+      came to them.
 
     Raises:
       UsageError: memory does not fit the network.
@@ -443,7 +450,7 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
         if begun is None:
             raise InfeasibleError(f"no assignment within {memory_limit:.0f} bytes per device found {budget.used_up}",
                                   proven=False) from None
-        least, lightest = 0.0, begun  # nobody knows what the lightest needs
+        least, lightest, proven = 0.0, begun, False  # nobody knows what the lightest needs
     if least > memory_limit:
         # Rounded so that the number named is enough where bytes are no whole numbers.
         raise InfeasibleError(f"memory limit of {math.floor(memory_limit)} bytes per device: the least any strategy "
@@ -452,7 +459,7 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
     # No assignment needs more than `most`, and infinity cannot be charged for.
     most = math.fsum(float(np.max(entry)) for entry in memory) * (1 + 1e-9)
     statistics = {"layers": len(network.vectors), "edges": len(network.edges), "configurations": sum(network.sizes),
-                  "memory_limit": memory_limit, "least_memory": least}
+                  "memory_limit": memory_limit, **({"least_memory": least} if proven else {})}
     try:
         packed = pack(network.normalized(budget=budget))
         search = _Search(packed, flat, min(memory_limit, most),

@@ -88,7 +88,9 @@ def frontier_of(priced: PricedNetwork, points: int, time_limit: float | None = N
     options: dict[str, Any] = {"time_limit": time_limit, "certificate": False}
     cheapest = solve(priced.network, "exact", **options)
     most = priced.peak_memory(cheapest.assignment)[0]
-    lightest = min((cheapest, *_light(priced, options)), key=lambda one: priced.peak_memory(one.assignment)[0])
+    # Of those that need as little, the cheapest: the very lightest was found by its bytes alone.
+    lightest = min((cheapest, *_light(priced, options)),
+                   key=lambda one: (priced.peak_memory(one.assignment)[0], one.cost))
     least = priced.peak_memory(lightest.assignment)[0]
     found: list[FrontierPoint] = []
     for limit in np.linspace(least, most, points).tolist():

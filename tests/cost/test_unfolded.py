@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from pase_mtf import models
+from pase_mtf.compat import mtf, tf
 from pase_mtf.cost.memory import MemoryModel, strategy_memory
 from pase_mtf.cost.unfolded import unfolded_bytes
 from pase_mtf.errors import FormatError
+from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph, Held, Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.machine.machine import Machine
@@ -129,3 +131,24 @@ def test_both_gradients_of_a_convolution_unfold_at_once():
     plain, unfolds = (sum(strategy_memory(graph, [Configuration()], unfolding_threads=threads).values())
                       for threads in (0, 1))
     assert unfolds - plain == pytest.approx(_of(8, 7, 32, 3, 64, 0) + _of(8, 7, 32, 3, 64, 1))
+
+
+def test_the_gradients_of_a_transposed_convolution_unfold_what_goes_into_it():
+    """That of its image is a convolution, for which nothing is unfolded."""
+    def variable(name, **sizes):
+        return mtf.get_variable(mesh, name, mtf.Shape([mtf.Dimension(*dim) for dim in sizes.items()]),
+                                initializer=tf.zeros_initializer())
+
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        ends = variable("image", batch=8, h=16, w=16, inner=64), variable("filters", fh=4, fw=4, outer=32, inner=64)
+        made = mtf.ops.Conv2dTransposeOperation(*ends, [1, 2, 2, 1], "SAME").outputs[0]
+        for end, gradient in zip(ends, mtf.gradients([mtf.reduce_sum(mtf.square(made))], list(ends)), strict=True):
+            mtf.assign_sub(end.operation, gradient)
+        exported = export_graph(graph)
+    (number, kernel), = [(number, operation) for number, layer in enumerate(exported.layers)
+                         for operation in layer.operations if operation.role == "filter gradient"]
+    held = [MemoryModel(exported, unfolding_threads=threads).layer(number, [Configuration()], kernel.held[0].begin)[0]
+            for threads in (0, 1)]
+    assert held[1] - held[0] == _of(8, 16, 32, 4, 64, 0)

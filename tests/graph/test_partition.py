@@ -121,3 +121,10 @@ def test_groups_differ_along_the_axes_only():
     assert groups(8, [(2, 2)]) == [(0, 2), (1, 3), (4, 6), (5, 7)]
     assert groups(4, [(2, 2), (2, 1)]) == [(0, 1, 2, 3)]
     assert whole(3, 2) == Partition((3,), ((1, 1), (1, 1)))
+
+
+def test_tensors_without_elements_have_pieces_without_elements():
+    source, target = whole(0, 2), Partition((0, 1), ((2, 1), (1, 1)))
+    assert [piece.size for piece in cover(source, target, (4, 0), (1, 0))[1]] == [(2, 0)]
+    assert volume(source, target, (4, 0)) == 0
+    assert translate(target, (4, 0), (4, 0)) == (target, target)

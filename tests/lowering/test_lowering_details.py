@@ -485,3 +485,12 @@ def test_zeros_keep_their_sign(builder, parts):
     lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": parts})), _DEVICES[:4])
     for value, negative in zip(evaluate(lowering, zeros), (False, True), strict=True):
         assert (np.signbit(value) == negative).all()
+
+
+def test_tensors_without_elements_are_moved_and_renamed(builder):
+    batch, last = dim("batch", 8), dim("d", 4)
+    empty = mtf.import_tf_tensor(builder.mesh, tf.zeros([8, 0, 4]), mtf.Shape([batch, dim("memory", 0), last]))
+    x = builder.input("x", [batch, dim("length", 6), last])
+    y = mtf.concat([mtf.rename_dimension(mtf.tanh(empty), "memory", "length"), x], "length")
+    lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec({"batch": 4})), _DEVICES[:4])
+    np.testing.assert_array_equal(*_values(lowering, y, x))

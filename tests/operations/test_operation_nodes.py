@@ -8,6 +8,7 @@ import pytest
 from pase_mtf.compat import mtf, tf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.operations import tracing
+from pase_mtf.operations.einsum import largest_besides, product_of
 from pase_mtf.operations.facts import read_operations
 from pase_mtf.operations.nodes import Nodes
 from pase_mtf.operations.tracing import MadeEarly, made_early, traced_nodes
@@ -237,3 +238,15 @@ def test_a_function_with_a_loop_is_told_to_be_costed_as_one_pass(x):
                              (tf.constant(0), x))[1]
     with pytest.warns(UserWarning, match=r"cannot be traced .*loop"):
         assert nodes_of(_slicewise(turned, x).operation) == Nodes()
+
+
+def test_a_slice_reads_no_more_than_it_makes(x):
+    part = mtf.slice(x, 2, 1, "columns").operation
+    (fact,) = [fact for fact in read_operations(x.mesh.graph) if fact.operation is part]
+    assert (fact.flops, fact.nodes) == (4.0, Nodes(1, 2 * 4 / (32 + 4)))
+
+
+def test_a_sum_of_one_tensor_makes_no_product(x):
+    total = mtf.einsum([x], output_shape=x.shape.dims[1:]).operation
+    assert nodes_of(total) == Nodes()
+    assert (product_of(total), largest_besides(total)) == (-1, 0)

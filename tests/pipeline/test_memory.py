@@ -136,3 +136,24 @@ def test_a_stage_has_a_constant_once():
 
     for flying in (1, 8):
         assert memory(wide, flying) - memory(batch, flying) == pytest.approx(4 * ((1 << 16) - 8), rel=0.5)
+
+
+def test_weights_are_converted_once_for_all_microbatches():
+    """To the type that is computed with, whatever they are kept in."""
+    batch, wide = mtf.Dimension("batch", 8), mtf.Dimension("wide", 1 << 16)
+
+    def memory(count):
+        with tf.Graph().as_default():
+            graph = mtf.Graph()
+            mesh = mtf.Mesh(graph, "mesh")
+            x = mtf.import_tf_tensor(mesh, tf.zeros([8], tf.bfloat16), mtf.Shape([batch]))
+            weights = mtf.get_variable(mesh, "weights", mtf.Shape([wide]), initializer=tf.zeros_initializer(),
+                                       dtype=mtf.VariableDType(tf.float32, tf.float32, tf.bfloat16))
+            loss = mtf.reduce_sum(mtf.square(weights)) + mtf.reduce_sum(x)
+            mtf.assign_sub(weights.operation, mtf.gradients([loss], [weights])[0])
+            exported = export_graph(graph)
+        layers = len(exported.layers)
+        model = StageMemory(exported, count, shared=False).model(0, layers, 1)
+        return sum(model.peak([Configuration()] * layers)[0].values())
+
+    assert memory(16) - memory(4) < 1 << 12

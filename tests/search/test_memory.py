@@ -76,6 +76,16 @@ def test_what_every_assignment_needs_makes_no_proof_easier(constant):
     assert (found.cost, found.assignment, found.optimal) == (7.0, (0, 1, 0, 0), True)
 
 
+def test_what_is_forbidden_makes_no_proof_easier():
+    """A light configuration that goes with none of a neighbour's is not what its layer needs at least."""
+    ends = [0, 1]
+    network = CostNetwork([np.array([0., 0.]), np.array([0., 7.]), np.array([0., 5.]), np.array([0., 5.])],
+                          [NetworkEdge(0, 1, [[0., 0.], [np.inf, np.inf]], ends, ends)])
+    usage = [np.array([8e10, 0.]), np.array([6., 0.]), np.array([5., 0.]), np.array([5., 0.])]
+    found = solve(network, memory=usage, memory_limit=8e10 + 10)
+    assert (found.cost, found.assignment, found.optimal) == (7.0, (0, 1, 0, 0), True)
+
+
 def test_patience_begins_once_the_first_bound_is_known(monkeypatch):
     """What it takes to get there, compiling included, says nothing of the network."""
     rng = np.random.default_rng(5)
@@ -131,6 +141,15 @@ def test_infeasible_limits_name_the_least():
     assert memory.least_memory(network, usage)[0] == 100
     with pytest.raises(InfeasibleError, match="100"):
         solve(network, memory=usage, memory_limit=99)
+
+
+def test_what_is_not_proven_is_not_called_the_least(monkeypatch):
+    network, usage = CostNetwork([[1, 9], [1, 9]], []), [np.array([80, 30]), np.array([70, 40])]
+    assert solve(network, memory=usage, memory_limit=150).statistics["least_memory"] == 70
+    monkeypatch.setattr(memory, "_lightest", lambda *_: (100.0, np.array([1, 0]), False))  # cut off
+    found = solve(network, memory=usage, memory_limit=150)
+    assert (found.cost, found.optimal) == (2.0, True)
+    assert "least_memory" not in found.statistics
 
 
 def test_the_least_named_is_enough_where_bytes_are_no_whole_numbers():

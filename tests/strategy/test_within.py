@@ -1,7 +1,9 @@
 """Limits on what a device holds where copies of what is moved are most of it."""
 
 import dataclasses
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from pase_mtf import models
@@ -11,10 +13,11 @@ from pase_mtf.export.exporter import export_graph
 from pase_mtf.launch.arms.pipelined import build_pipelined
 from pase_mtf.launch.arms.program import build_program, variables_by_name
 from pase_mtf.machine.machine import Machine
+from pase_mtf.search.network import CostNetwork
 from pase_mtf.strategy.experts import data_parallel
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import evaluate_strategy
-from pase_mtf.strategy.within import StrategiesWithin
+from pase_mtf.strategy.within import StrategiesWithin, frontier_of
 
 DEVICES = 4
 
@@ -112,3 +115,15 @@ def test_a_looser_limit_finds_no_slower_strategy():
     tight, loose = (find_strategy(exported, 8, "h100", memory_limit=limit, simulate=0) for limit in (25.9e6, 28.4e6))
     assert loose.seconds <= tight.seconds * (1 + 1e-9)
     assert loose.search["gap"] < 0.02
+
+
+def test_of_the_lightest_a_frontier_begins_with_the_cheapest():
+    """What needs least is found by its bytes alone; another may need no more, and cost less."""
+    held = np.array([10., 4., 4.])
+    priced = SimpleNamespace(
+        network=CostNetwork([np.array([1., 5., 3.])], []), devices=2,
+        graph=SimpleNamespace(name="one layer", layers=()),  # nothing to write by hand
+        memory_model=SimpleNamespace(fullest=0), memory_with=lambda moment: (held,),
+        peak_memory=lambda assignment: (float(held[assignment[0]]), 0))
+    points = frontier_of(priced, 2)
+    assert [(point.memory, point.solution.cost) for point in points] == [(4.0, 3.0), (10.0, 1.0)]

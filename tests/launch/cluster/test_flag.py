@@ -1,13 +1,21 @@
 """--cluster and --task: what they mean, and what is refused before anything is loaded."""
 
+import dataclasses
 import itertools
 import json
+import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from pase_mtf.calibration.cache import fingerprint_of_kernels
 from pase_mtf.errors import UsageError
+from pase_mtf.interrupts import Interrupts
+from pase_mtf.launch.__main__ import run
+from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
+from pase_mtf.launch.cluster import launcher
 from pase_mtf.launch.cluster.flag import ClusterFlag, parse_cluster
+from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.slurm import first_port
 from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.plan import resolve
@@ -165,3 +173,42 @@ def test_slurm_steps_that_are_likely_to_meet_have_other_ports(job):
     firsts = sorted(first_port(job + later, step) for later in range(13) for step in range(13))
     assert all(other - one >= 64 for one, other in itertools.pairwise(firsts))
     assert 12000 <= firsts[0] < firsts[-1] + 64 <= 32768  # where the system's own begin
+
+
+def _taking_up(preset, folder):
+    return ["--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu", "--machine=a100", "--steps=6",
+            "--warmup=1", "--compare=none", "--cluster=local:2", f"--output_dir={folder}", "--resume=auto"]
+
+
+def test_a_checkpoint_that_came_since_makes_a_run_no_longer(preset, finished, tmp_path, monkeypatch):
+    """The run before ended between the look of the launcher and that of rank 0."""
+    folder, started = tmp_path / "run", []
+    shutil.copytree(finished, folder)
+    plan = resolve(parse_command_line(_taking_up(preset, folder)))
+    assert plan.first_step == 3
+    monkeypatch.setattr(launcher, "TaskProcess", lambda rank, words, *_, **__: started.append(words) or SimpleNamespace(
+        exit_code=0))
+    monkeypatch.setattr(launcher, "start_worker", lambda *_: None)
+    monkeypatch.setattr(launcher, "watch", lambda *_: launcher.Outcome(0))
+    monkeypatch.setattr(launcher, "end_all", lambda tasks: None)
+    assert launcher._with_restarts(plan, Membership((), 0, 2, "cpu"), [], Interrupts(), None) == 0
+    later = dataclasses.replace(find_checkpoint(str(folder)), step=5)
+    monkeypatch.setattr("pase_mtf.launch.plan.find_checkpoint", lambda _: later)
+    words, = started
+    theirs = resolve(parse_command_line(words[3:]))
+    assert theirs.first_step + theirs.options.warmup + theirs.options.steps == 7
+
+
+def test_rank_0_takes_no_flag_from_the_run_before_that_its_launcher_did_not(preset, finished, tmp_path, monkeypatch):
+    folder, started = tmp_path / "run", []
+    shutil.copytree(finished, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["options"]["checkpoint_every"] = 1000
+    (folder / "config.json").write_text(json.dumps(config))
+    plan = resolve(parse_command_line(_taking_up(preset, folder)))
+    assert (plan.options.resume, plan.options.checkpoint_every) == (str(folder), None)
+    for name, value in Membership(("127.0.0.1:1", "127.0.0.1:2"), 0, 2, "cpu").environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("pase_mtf.launch.execution.execute", lambda plan, interrupts: started.append(plan) or 0)
+    assert run(plan.options.to_arguments(), Interrupts()) == 0
+    assert started[0].options.checkpoint_every is None

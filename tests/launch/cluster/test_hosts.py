@@ -469,3 +469,13 @@ def test_a_launcher_whose_own_name_is_one_of_ipv6_is_reached_by_both(monkeypatch
     with wire.listen(("alpha", 0), from_elsewhere=True) as everywhere:
         for address in ("127.0.0.1", "::1"):
             socket.create_connection((address, everywhere.getsockname()[1]), timeout=5).close()
+
+
+def test_a_signal_at_rank_0_before_the_start_is_the_exit_code_of_all(members, worker):
+    started, interrupts = worker("import sys; sys.stdin.read()"), Interrupts()
+    joining = _Joining(members[1])
+    threading.Timer(1.0, lambda: interrupts._asked.append(15)).start()
+    with pytest.raises(KeyboardInterrupt):
+        meet(members[0], interrupts, ready=Future())
+    joining.join(10)
+    assert (joining.outcome, started) == (143, [])

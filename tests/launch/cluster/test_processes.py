@@ -369,7 +369,7 @@ def run_of_one(monkeypatch, tmp_path):
     to end with so many signals. Nothing is left of what rank 0 was writing."""
     def run(outcome, wishes=0, restarts=0):
         options = SimpleNamespace(output_dir=str(tmp_path), in_place=False, to_arguments=list, clients="one",
-                                  max_restarts=restarts)
+                                  max_restarts=restarts, warmup=1, steps=6)
 
         def watched(*_):
             (tmp_path / "checkpoint" / ".partial-abc").mkdir(parents=True)
@@ -379,7 +379,8 @@ def run_of_one(monkeypatch, tmp_path):
         monkeypatch.setattr(launcher, "TaskProcess", lambda *_, **__: SimpleNamespace(exit_code=None))
         monkeypatch.setattr(launcher, "end_all", lambda tasks: None)
         monkeypatch.setattr(launcher, "watch", watched)
-        plan = SimpleNamespace(devices=SimpleNamespace(tasks=("a:1",), count=1, kind="cpu"), options=options)
+        plan = SimpleNamespace(devices=SimpleNamespace(tasks=("a:1",), count=1, kind="cpu"), options=options,
+                               asked=options, first_step=0)
         moments = iter([0.0, 0.6, 1.2])
         with Interrupts(lambda: next(moments)) as interrupts:
             interrupts.hold()
@@ -433,3 +434,28 @@ def test_a_signal_while_the_network_is_made_starts_nothing(monkeypatch, capfd):
     with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt):
         launcher.launch(lambda: None, Membership((), 0, 2, "cpu"), interrupts)
     assert (interrupts.exit_code, capfd.readouterr().err) == (130, "")
+
+
+def test_what_another_host_finds_wrong_is_told_on_all(monkeypatch, tmp_path, capsys):
+    """Its own line is on that host alone."""
+    told, tasks = [], ("a:1", "b:1")
+    other = SimpleNamespace(rank=1, exit_code=2, fault=lambda: None, end=lambda **message: told.append(message))
+    options = SimpleNamespace(output_dir=str(tmp_path / "run"), in_place=False, to_arguments=list, clients="ranks",
+                              max_restarts=3)
+    plan = SimpleNamespace(devices=SimpleNamespace(tasks=tasks, count=2, kind="cpu"), options=options, asked=options,
+                           first_step=0)
+    monkeypatch.setattr(launcher, "TaskProcess", lambda *_, **__: SimpleNamespace(
+        rank=0, exit_code=None, fault=lambda: None))
+    monkeypatch.setattr(launcher, "end_all", lambda tasks: None)
+    member = Membership(tasks, 0, 2, "cpu", "ranks")
+    assert launcher._with_restarts(plan, member, [other], Interrupts(), None) == 2
+    line = "rank 1 (b:1) has found what is to be mended, and says it on its own host (exit code 2)"
+    assert told == [{"end": 2, "error": line}]
+    assert capsys.readouterr().err == f"error: {line}\n"
+
+
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_a_process_that_is_lost_once_all_is_written_is_no_fault(run_of_one, tmp_path, restarts):
+    (tmp_path / "summary.json").write_text('{"status": "done", "steps_done": 7}')
+    assert run_of_one(Outcome(7, Fault(1, "was killed by SIGKILL")), restarts=restarts) == 0
+    assert (tmp_path / "metrics.jsonl").exists()
