@@ -81,7 +81,7 @@ def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
         proof = f"data parallelism{_over(strategy)}: as good, as far as simulated steps tell, and simpler"
     elif found.get("simpler"):
         above = f"predicted {gap_text(found['gap'])}" if found["gap"] > 0 else "predicted to be optimal"
-        if strategy.seconds < found.get("lower_bound", 0.0):
+        if strategy.seconds < (1.0 - 1e-9) * found.get("lower_bound", 0.0):  # by more than rounding
             above = "predicted faster than any strategy over all devices"
         proof = f"data parallelism{_over(strategy)}, {above}: as good, as far as predictions tell, and simpler"
     elif found.get("optimal"):

@@ -83,11 +83,16 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
         # The work of all devices together, or that of the critical-path device (they are all alike).
         devices = table.devices if machine.shared_cores else np.ones(len(table.devices))
         for (entry, times), row in zip(computing.items(), seconds, strict=True):
+            early = row
             if entry.row_sum is not None and reshardings.sums_on_edges and not any(entry.pending):
                 # No product is made: rows are added up, those of all that are added into one sum there.
                 added = adding_bytes(entry.row_sum, table) / machine.memory_bandwidth if entry.row_sum.is_last else 0.0
-                row = np.where(travel_as_rows(entry.row_sum, table), added, row)
-            result[PHASES.index(entry.phase)] += times * devices * row
+                travels = travel_as_rows(entry.row_sum, table)
+                early = row = np.where(travels, added, row)
+                if any(entry.gradients):  # when all rows are there, of all microbatches: once, before the update
+                    early = np.where(travels, 0.0, row)
+                    result[PHASES.index("update")] += times * devices * (row - early)
+            result[PHASES.index(entry.phase)] += times * devices * early
             result[_OVERHEAD] += times * devices * (machine.with_overhead(row, entry.nodes) - row)
     for entry, times in operations.items():
         for (columns, tensors), gradient in entry.sums_within(

@@ -59,6 +59,8 @@ _SWEEPS = 20
 _SHARE = 0.5
 # Sweeps of local improvement for what a pass chooses, where nothing better comes after it.
 _POLISHING = 2
+# Of what passes read, left when what was pruned is left out: with more, passes in the same steps come to no more.
+_HARDLY_LESS = 0.75
 
 
 class _Outcome(NamedTuple):
@@ -280,8 +282,10 @@ class Minimiser:
                     if part.steps is EXACTLY:
                         return _Outcome(part.bound, halves=self._halves(part, plan))
                     # Exact passes look at all configurations, and potentials of what was pruned were left behind.
-                    if int(domains.sum()) == len(part.p.unary) or not part.reduce(self._budget, room):
-                        part.steps = EXACTLY
+                    counted, work = part.steps, part.work
+                    if int(domains.sum()) == len(part.p.unary) or not part.reduce(self._budget, room) or (
+                            part.work > _HARDLY_LESS * work and part.steps.step > counted.step / 2):
+                        part.steps = EXACTLY  # with as many configurations in the same steps passes would stand still
                     part.stalled = 0
                 if self._thorough and part.worth_settling(self.cost, domains):
                     self._settle(part, room)

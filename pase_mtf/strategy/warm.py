@@ -155,7 +155,8 @@ def ready(tell: Callable[[str], object]) -> None:
     if not _done:
         seconds_now()
         stats = getattr(seconds_now, "stats", None)  # none where numba is told not to compile
-        if stats is not None and stats.cache_misses:
-            tell("searches are compiled, once for all runs: a minute")
-        compile_kernels()
+        if stats is not None:
+            if stats.cache_misses:
+                tell("searches are compiled, once for all runs: a minute")
+            compile_kernels()
         _done.append(True)

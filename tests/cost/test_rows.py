@@ -25,6 +25,7 @@ from pase_mtf.graph.looked_up import summed_as_rows
 from pase_mtf.graph.partition import Partition
 from pase_mtf.launch.arms.program import variables_by_name
 from pase_mtf.machine.machine import Link, Machine
+from pase_mtf.pipeline.blocks import of_microbatch
 from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.simulator.transfers import transfers
 
@@ -130,7 +131,16 @@ def test_data_parallelism_sends_rows(graph):
     # A device multiplies nothing, and adds up all rows.
     product = 2 * 2 * _WORDS * _MODEL * _BATCH * _LENGTH / 4 / 1e12
     added = 2 * 4 * (_WORDS * _MODEL + 3 * _BATCH * _LENGTH * _MODEL) / 1e11
-    assert part["backward"] == pytest.approx(whole["backward"] - product + added, rel=1e-9)
+    assert part["backward"] == pytest.approx(whole["backward"] - product, rel=1e-9)
+    assert part["update"] == pytest.approx(whole["update"] + added, rel=1e-9)
+
+
+def test_rows_of_all_microbatches_are_added_up_once(graph):
+    """Behind the last of them: none takes longer in its backward pass for there being others."""
+    one, four = (price_strategy(of_microbatch(graph, count), _ONE_LEVEL, 2, _data_parallel(graph, 2)).parts
+                 for count in (1, 4))
+    assert four["all-reduce backward"] > one["all-reduce backward"]  # rows travel, those of all
+    assert four["backward"] == pytest.approx(one["backward"], rel=1e-9)
 
 
 def _looked_up_twice(**options):
@@ -163,7 +173,8 @@ def test_rows_of_two_gathers_of_one_table_are_one_sum(split):
     assert sent["all-reduce backward"] == pytest.approx(3 / 4 * 64 * (4 * 8 + 8) / 1e9)
     assert summed["all-reduce backward"] == pytest.approx(2 * 3 / 4 * 4 * 64 * 8 / 1e9)
     added = 4 * (64 * 8 + 3 * 64 * 8) / 1e11
-    assert found["backward"] == pytest.approx(parts["backward"] - products["backward"] + added, rel=1e-9)
+    assert found["backward"] == pytest.approx(parts["backward"] - products["backward"], rel=1e-9)
+    assert found["update"] == pytest.approx(parts["update"] + added, rel=1e-9)
     halves = Configuration((("batch", 2), ("words", 2)))
     assert _parts_of(layer, halves) == _parts_of(bare, halves)
 

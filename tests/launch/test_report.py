@@ -259,6 +259,8 @@ def test_a_report_holds_the_simulated_step():
       "shortest_simulated_seconds": 0.00199}, "as good, as far as simulated steps tell"),
     ({"optimal": False, "gap": 0.0, "lower_bound": 0.002, "simpler": "data_parallel"},
      "data parallelism over 6 devices, predicted faster than any strategy over all devices: as good"),
+    ({"optimal": False, "gap": 0.0, "lower_bound": 0.001 * (1 + 1e-12), "simpler": "data_parallel"},
+     "data parallelism over 6 devices, predicted to be optimal: as good"),
     ({}, "no bound")])
 def test_what_the_search_proved_is_said(search, said):
     split = 6 if "lower_bound" in search else 8

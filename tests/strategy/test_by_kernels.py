@@ -85,6 +85,16 @@ def test_to_compile_is_not_of_the_time_for_measuring(cache_dir, timed_kernels, p
     assert len(compiled) == 1
 
 
+def test_nothing_is_called_ahead_where_nothing_is_compiled(monkeypatch):
+    """With NUMBA_DISABLE_JIT: what is large so that all is compiled would take an hour."""
+    called = []
+    monkeypatch.setattr(warm, "_done", [])
+    monkeypatch.setattr(warm, "seconds_now", lambda: 0.0)
+    monkeypatch.setattr(warm, "compile_kernels", lambda: called.append("compiled"))
+    warm.ready(called.append)
+    assert called == []
+
+
 def test_by_a_file(saved, timed_kernels, program, tmp_path):
     there = find_strategy(program, 4, machine=saved)
     here = find_strategy(program, 4, prices="measured")
