@@ -32,7 +32,7 @@ from pase_mtf.launch.cluster.network import Network, own_network
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, Watched, end_all, start_worker
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.run_folder import AUTO, LOCK, METRICS, has_checkpoint, steps_done
+from pase_mtf.launch.run_folder import AUTO, LOCK, METRICS, files_of_run, has_checkpoint, steps_done
 
 __all__ = ["Fault", "Outcome", "launch", "local_addresses", "options_after", "watch"]
 
@@ -230,7 +230,7 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], other
     """Starts all processes, watches them, and ends them; where it is not the last, those of other hosts begin anew."""
     told: dict[str, object] = {"end": ClusterError.exit_code, "error": "rank 0: its launcher has failed"}
     addresses = tasks or local_addresses(len(plan.devices.tasks))
-    here: list[TaskProcess] = []
+    here, before = list[TaskProcess](), _last_summary(plan)
     try:
         for rank in range(1 if tasks else len(addresses)):
             membership = _membership(plan, addresses, rank)
@@ -238,7 +238,7 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], other
                 0, [sys.executable, *_RUN, *options.to_arguments()], membership.environment, own_output=True,
                 network=network))
         outcome = watch([*here, *others], interrupts)
-        if outcome.fault is not None and _is_done(plan):
+        if outcome.fault is not None and _is_done(plan, before):
             outcome = Outcome(0)
         elif outcome.fault is not None and is_cut_off(others):
             outcome = outcome._replace(fault=Fault(0, f"({tasks[0]}) hears nothing of any other host: it is cut off"))
@@ -262,10 +262,21 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], other
             _clear_up(options)
 
 
-def _is_done(plan: Plan) -> bool:
-    """Whether rank 0 has written all: the summary, its last file, tells of the step where the run was to end."""
+def _last_summary(plan: Plan) -> tuple[int, int] | None:
+    """What tells the summary in the folder of a run from a later one; None: there is none."""
+    folder = plan.options.output_dir
+    try:
+        found = os.stat(files_of_run(folder)[0]) if folder else None
+    except OSError:
+        return None
+    return (found.st_ino, found.st_mtime_ns) if found else None
+
+
+def _is_done(plan: Plan, before: tuple[int, int] | None) -> bool:
+    """Whether rank 0 has written all: the summary, its last file, tells of the step where the run was to end. That of
+    a run before (`_last_summary`) stays until then, and may tell of more than its last whole checkpoint holds."""
     folder, options = plan.options.output_dir, plan.options
-    done = steps_done(folder) if folder else 0
+    done = steps_done(folder) if folder and _last_summary(plan) != before else 0
     return done > 0 and done >= plan.first_step + options.warmup + options.steps
 
 

@@ -32,6 +32,7 @@ from pase_mtf.strategy.by_kernels import Telling
 from pase_mtf.strategy.kernels_text import origin_text
 from pase_mtf.strategy.measuring import measure, missing_of
 from pase_mtf.strategy.search_report import KernelsReport
+from pase_mtf.strategy.warm import ready
 
 __all__ = ["check_program", "find_layout_by_kernels", "machine_of_kernels"]
 
@@ -177,6 +178,7 @@ def find_layout_by_kernels(built: BuiltGraph, exported: ComputationGraph | None,
       InfeasibleError: no layout lowers.
     """
     one = GraphSearch(built.graph, built.outputs, request, exports=Exports(built.graph, request, exported))
+    ready(Telling(request.name))  # or what a first search compiles would be of these seconds
     judge = _Judge(built, request, kernels, time.perf_counter() + seconds)
     parallel = one.data_parallel()
     own = None if request.own is None else one.judge_own(*request.own)

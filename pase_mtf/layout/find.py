@@ -169,7 +169,7 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
         one.check_given(*entry)
     found = one.candidates(1 + request.alternatives)
     own = None if request.own is None else one.judge_own(*request.own)
-    best = one.cost("best", found[0].mesh, found[0].rules) if found else None
+    best = searched = one.cost("best", found[0].mesh, found[0].rules) if found else None
     data_parallel = one.data_parallel()
     parallel = one.judge("data parallel", *data_parallel) if data_parallel else None
     # Where time or patience is over before the search has found one, one of these is the answer.
@@ -192,7 +192,7 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
         machine_name=request.machine.name, machine_source=request.machine.source,
         device_bytes=request.machine.memory_bytes, data_parallel=parallel, own=own, compared=compared,
         alternatives=tuple(one.cost(f"next best {number}", candidate.mesh, candidate.rules)
-                           for number, candidate in enumerate(found[1:], 1)),
+                           for number, candidate in enumerate(found[best is searched:][:request.alternatives], 1)),
         search={"seconds": one.seconds, "export_seconds": one.export_seconds, "optimal": gap <= 1e-9, "gap": gap,
                 **one.sizes()},
         notes=(*(one.notes(found[0]) if found else ()),

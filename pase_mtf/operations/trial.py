@@ -8,8 +8,10 @@ device is compared with what one device computes. What comes out right is taken 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
+import types
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
@@ -24,7 +26,7 @@ from pase_mtf.operations.copying import (
     shrunk,
     shrunk_together,
 )
-from pase_mtf.operations.lowering_key import lowering_key
+from pase_mtf.operations.lowering_key import content_of, lowering_key
 from pase_mtf.operations.protocols import LaidOut
 from pase_mtf.replaced import replaced
 
@@ -95,12 +97,28 @@ def try_operation(operation: mtf.Operation) -> Trial:
 
 
 def _arrays(value: object, depth: int = 0) -> Iterator[bytes]:
-    """What the arrays hold that an operation has, or another one which it keeps, by themselves or in lists."""
+    """What the arrays hold that an operation has, or what it keeps: operations, collections, functions."""
     if isinstance(value, np.ndarray):
         yield value.tobytes()
-    elif depth < _DEEPEST and isinstance(value, (mtf.Operation, list, tuple)):
-        for inner in vars(value).values() if isinstance(value, mtf.Operation) else value:
+    elif depth < _DEEPEST:
+        for inner in _kept_in(value):
             yield from _arrays(inner, depth + 1)
+
+
+def _kept_in(value: object) -> Collection[object]:
+    """What a value that is copied with an operation (`copying`) holds itself."""
+    if isinstance(value, mtf.Operation):
+        return vars(value).values()
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, functools.partial):
+        return (value.func, *value.args, *value.keywords.values())
+    if isinstance(value, types.FunctionType):
+        return (*map(content_of, value.__closure__ or ()), *(value.__defaults__ or ()),
+                *(value.__kwdefaults__ or {}).values())
+    return ()
 
 
 def _told(error: Exception) -> str:

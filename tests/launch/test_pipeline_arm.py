@@ -322,6 +322,15 @@ def test_one_of_another_program_is_refused_before_anything_is_searched(launch, k
     assert not folder.exists()
 
 
+def test_the_program_of_a_trained_one_is_built_once_for_looking(launch, kept, monkeypatch):
+    built = []
+    monkeypatch.setattr("pase_mtf.launch.strategies.pipelining.microbatch_of",
+                        lambda *given: built.append(given) or microbatch_of(*given))
+    code, _, _, err = launch(f"--strategy={kept}", "--compare=none", "--search_only")
+    assert code == 0, err
+    assert len(built) == 1
+
+
 def test_a_damaged_file_is_told(launch, kept, tmp_path):
     path, data = tmp_path / "mine.json", json.loads(kept.read_text())
     layers = len(data["layer_names"])

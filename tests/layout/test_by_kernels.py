@@ -3,6 +3,7 @@ for the machine's."""
 
 import dataclasses
 import itertools
+import time
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -24,6 +25,7 @@ from pase_mtf.lowering.nodes import kernel_of
 from pase_mtf.machine.kernel_file import load_times
 from pase_mtf.machine.kernel_table import save_tables
 from pase_mtf.machine.references import REFERENCES
+from pase_mtf.strategy import warm
 
 
 def build():
@@ -270,3 +272,16 @@ def test_a_layout_to_compare_with_may_be_the_answer(cache_dir, timed_kernels, mo
     monkeypatch.setattr(by_kernels, "_candidates", noting)
     find_layout(build, 4, prices="measured", measure_seconds=600, compare=["all:4;io:all"])
     assert "io:all" in seen
+
+
+def test_to_compile_is_not_of_the_time_for_measuring(cache_dir, timed_kernels, monkeypatch):
+    whole, late = time.perf_counter, [0.0]
+
+    def compile_kernels():
+        late[0] += 1000.0
+    monkeypatch.setattr(time, "perf_counter", lambda: whole() + late[0])
+    monkeypatch.setattr(warm, "_done", [])
+    monkeypatch.setattr(warm, "compile_kernels", compile_kernels)
+    kernels = find_layout(build, 4, prices="measured", measure_seconds=600).search["kernels"]
+    assert late == [1000.0]
+    assert kernels["of_strategy"] == kernels["measured_of_strategy"]

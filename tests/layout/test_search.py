@@ -466,23 +466,3 @@ def test_devices_that_repeat_the_work_of_others_are_told(batch, told):
         useful = float(next(note for note in layout.notes if told in note).split()[1])
         assert 1.0 <= useful < 12.0
         assert f"{told} (the others repeat it or idle)" in str(layout)
-
-
-def test_what_is_to_be_compared_with_is_looked_at_before_the_search(monkeypatch):
-    monkeypatch.setattr(GraphSearch, "candidates", lambda *_: pytest.fail("goes on to search"))
-    with tf.Graph().as_default():
-        graph, loss, _ = perceptron()
-        with pytest.raises(UsageError, match="layout all:4;bacth:all: 'bacth' is no dim of the graph; did you mean"):
-            find_layout(graph, 4, [loss], FLAT, compare=["all:4;bacth:all"])
-
-
-def test_a_wrong_limit_is_told_before_the_machine_is_measured(monkeypatch):
-    with tf.Graph().as_default():
-        graph, loss, _ = perceptron()
-        much = find_layout(graph, 4, [loss], FLAT, memory_limit=10 ** 400, time_limit=10 ** 400,
-                           measure_seconds=10 ** 400)
-        assert much.best == find_layout(graph, 4, [loss], FLAT, memory_limit=None).best
-    monkeypatch.setattr("pase_mtf.layout.find.load_machine", lambda *_: pytest.fail("measures a machine"))
-    for limit in (-1, 0.0, math.nan):
-        with pytest.raises(UsageError, match=r"find_layout: memory_limit=.*: give a positive number of bytes"):
-            find_layout(graph, 4, [loss], "local", memory_limit=limit)

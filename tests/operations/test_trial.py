@@ -343,3 +343,22 @@ class _Filtered(own.Same):
 def test_operations_that_differ_in_floating_point_numbers_are_tried_each(x):
     assert try_operation(_Filtered(x, [0.0, 1.0, 0.0])).splits == ("batch", "width")
     assert try_operation(_Filtered(x, [0.25, 0.5, 0.25])).splits == ("batch",)
+
+
+class _FilteredByAFunction(own.Same):
+    """As `_Filtered`; the factors are what its function has of its surroundings."""
+
+    def __init__(self, x, taps):
+        super().__init__(x)
+        taps = np.array(taps, np.float32)
+        self._function = lambda t: (
+            float(taps[1]) * t + float(taps[0]) * tf.pad(t[:, :-1], [[0, 0], [1, 0]])
+            + float(taps[2]) * tf.pad(t[:, 1:], [[0, 0], [0, 1]]))
+
+    def lower(self, lowering):
+        self._set(lowering, self._function)
+
+
+def test_operations_whose_functions_hold_other_arrays_are_tried_each(x):
+    assert try_operation(_FilteredByAFunction(x, [0.0, 1.0, 0.0])).splits == ("batch", "width")
+    assert try_operation(_FilteredByAFunction(x, [0.25, 0.5, 0.25])).splits == ("batch",)

@@ -367,7 +367,7 @@ def test_servers_that_others_can_reach_are_told(monkeypatch, capfd, tasks, netwo
 def run_of_one(monkeypatch, tmp_path):
     """A run whose rank 0 has begun to write a checkpoint when it has an outcome, and is ended; somebody has wanted it
     to end with so many signals. Nothing is left of what rank 0 was writing."""
-    def run(outcome, wishes=0, restarts=0):
+    def run(outcome, wishes=0, restarts=0, wrote=""):
         options = SimpleNamespace(output_dir=str(tmp_path), in_place=False, to_arguments=list, clients="one",
                                   max_restarts=restarts, warmup=1, steps=6)
 
@@ -375,6 +375,8 @@ def run_of_one(monkeypatch, tmp_path):
             (tmp_path / "checkpoint" / ".partial-abc").mkdir(parents=True)
             (tmp_path / "checkpoint" / ".writing.lock").touch()
             (tmp_path / "metrics.jsonl").write_text("{}\n")
+            if wrote:
+                (tmp_path / "summary.json").write_text(wrote)
             return outcome
         monkeypatch.setattr(launcher, "TaskProcess", lambda *_, **__: SimpleNamespace(exit_code=None))
         monkeypatch.setattr(launcher, "end_all", lambda tasks: None)
@@ -454,8 +456,17 @@ def test_what_another_host_finds_wrong_is_told_on_all(monkeypatch, tmp_path, cap
     assert capsys.readouterr().err == f"error: {line}\n"
 
 
+_DONE = '{"status": "done", "steps_done": 7}'
+
+
 @pytest.mark.parametrize("restarts", [0, 3])
 def test_a_process_that_is_lost_once_all_is_written_is_no_fault(run_of_one, tmp_path, restarts):
-    (tmp_path / "summary.json").write_text('{"status": "done", "steps_done": 7}')
-    assert run_of_one(Outcome(7, Fault(1, "was killed by SIGKILL")), restarts=restarts) == 0
+    assert run_of_one(Outcome(7, Fault(1, "was killed by SIGKILL")), restarts=restarts, wrote=_DONE) == 0
     assert (tmp_path / "metrics.jsonl").exists()
+
+
+def test_the_summary_of_a_run_before_ends_no_other(run_of_one, tmp_path):
+    """Its last checkpoint was damaged: a run goes on from the one before, beside a summary of all steps."""
+    (tmp_path / "summary.json").write_text(_DONE)
+    with pytest.raises(ClusterError, match="rank 1 was killed by SIGKILL; all processes were ended"):
+        run_of_one(Outcome(7, Fault(1, "was killed by SIGKILL")))
