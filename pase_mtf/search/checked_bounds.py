@@ -136,14 +136,22 @@ def add_potentials(flat: FlatNetwork, pairs: np.ndarray, turned: np.ndarray, siz
 
 @compiled
 def reparametrised(flat: FlatNetwork, given: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
-    """At most the cost of every configuration with the potentials that its layer is given."""
-    theta = flat.unary.copy()
+    """At most the cost of every configuration with the potentials that its layer is given. What additions round off is
+    added up as well: rounded down one by one, those of thousands of edges would take more than is tolerated."""
+    theta, lost = flat.unary.copy(), np.zeros(len(flat.unary))
     for e in range(flat.ends.shape[1]):
         for side in range(2):
             v = flat.ends[side, e]
-            for k in range(flat.first[v + 1] - flat.first[v]):
-                amount = given[flat.slots[side, e] + flat.groups[flat.groups_at[side, e] + k]]
-                theta[flat.first[v] + k] = _down(theta[flat.first[v] + k] + amount)
+            for k in range(flat.first[v], flat.first[v + 1]):
+                amount = given[flat.slots[side, e] + flat.groups[flat.groups_at[side, e] + k - flat.first[v]]]
+                before, total = theta[k], theta[k] + amount
+                part = total - before
+                # The second summand is exactly what this addition rounds off (Knuth's sum of two numbers).
+                lost[k] = _down(lost[k] + ((before - (total - part)) + (amount - part)))
+                theta[k] = total
+    for k in range(len(theta)):
+        if lost[k] != 0.0:  # else nothing was rounded, or no more than down
+            theta[k] = _down(theta[k] + lost[k])
     return theta
 
 

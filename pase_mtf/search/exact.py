@@ -18,7 +18,7 @@ from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import Potentials, pack
 from pase_mtf.search.proof import Certificate
 from pase_mtf.search.registry import Progress, Solution, register, relative_gap
-from pase_mtf.search.rounding import as_far_as_sums_tell, rounding
+from pase_mtf.search.rounding import as_far_as_sums_tell, rounding, tolerated
 
 __all__ = ["exact"]
 
@@ -120,8 +120,12 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
     if certificate and search.proven:
         most = min(budget.deadline, now + max(_LEAST_SECONDS, _TIMES_THE_SEARCH * (now - start)))
         # Where no cost is below 0, the least costs alone prove that nothing is cheaper than 0: other potentials round.
-        potentials = Potentials.none(packed) if cost == 0.0 and doubt == 0.0 else search.potentials
-        proof = (certify(packed, cost, search.slack, dataclasses.replace(budget, deadline=most), search.steps)
+        potentials, slack = search.potentials, search.slack
+        if slack > 1.01 * (least := tolerated(network, assignment)):  # whole in the normal form only, not as given
+            potentials, slack = None, least
+        if cost == 0.0 and doubt == 0.0:
+            potentials = Potentials.none(packed)
+        proof = (certify(packed, cost, slack, dataclasses.replace(budget, deadline=most), search.steps)
                  if potentials is None else Certificate(potentials_of(packed, potentials)))
     found = Solution(assignment, cost, bound, relative_gap(cost, bound), search.proven, time.perf_counter() - start,
                      statistics, proof)

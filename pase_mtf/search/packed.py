@@ -455,16 +455,18 @@ def lift(packed: Packed, active: np.ndarray, messages: Potentials, reduction: Re
 
 
 @compiled
-def _common_divisor(values: np.ndarray, divisor: int) -> int:  # pragma: no cover (compiled)
-    """The greatest common divisor of `divisor` and all finite values; -1 where one is no integer, or above 2**50."""
+def _common_divisor(values: np.ndarray, divisor: float) -> float:  # pragma: no cover (compiled)
+    """The greatest common divisor of `divisor` and all finite values; -1 where one is no integer."""
     for value in values:
-        if abs(value) == np.inf:
+        rest = abs(value)
+        if rest == np.inf:
             continue
-        if value != np.rint(value) or abs(value) > 2.0 ** 50:
-            return -1
-        rest = abs(int(value))
-        if divisor != 1 and (divisor == 0 or rest % divisor):
-            while rest:
+        if rest != np.rint(rest):
+            return -1.0
+        # Integers are divided sooner than numbers of floating point, of which what is left is as exact.
+        small = 0.0 < divisor <= 2.0 ** 62 and rest <= 2.0 ** 62
+        if divisor != 1.0 and not (small and int(rest) % int(divisor) == 0):
+            while rest > 0.0:
                 divisor, rest = rest, divisor % rest
     return divisor
 
@@ -474,8 +476,8 @@ _BLOCK = 1 << 23
 
 
 def quantum(packed: Packed, budget: Budget | None = None) -> float:
-    """The number that every cost is a multiple of, where all are integers (0 where they are not, or are too large to
-    add without rounding). No two assignments can differ by less.
+    """The number that every cost is a multiple of, where all are integers (0 where they are not). No two assignments
+    can differ by less; whether sums tell that is for others to say.
 
     Args:
       packed: the network.
@@ -484,7 +486,7 @@ def quantum(packed: Packed, budget: Budget | None = None) -> float:
     Raises:
       TimeoutError: the time is over.
     """
-    divisor = 0
+    divisor = 0.0
     for array in (packed.unary, packed.values):
         for begin in range(0, len(array), _BLOCK):
             if budget is not None:

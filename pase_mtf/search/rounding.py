@@ -16,7 +16,7 @@ import numpy as np
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Solution, relative_gap
 
-__all__ = ["as_far_as_sums_tell", "rounding"]
+__all__ = ["as_far_as_sums_tell", "rounding", "tolerated"]
 
 # What an addition rounds off is 2**-53 of its sum at most. A layer or an edge takes part in one of an elimination, and
 # in a few of a pass of message passing, whose potentials may be as large as some costs together: in eight of all.
@@ -53,14 +53,15 @@ def as_far_as_sums_tell(network: CostNetwork, solution: Solution, doubt: float) 
       solution: of a search.
       doubt: how far sums may be wrong (`rounding`).
     """
-    if doubt <= 0.0 or doubt <= _tolerated(network, solution.assignment):
+    if doubt <= 0.0 or doubt <= tolerated(network, solution.assignment):
         return solution
     bound = solution.lower_bound - doubt
     return dataclasses.replace(solution, lower_bound=bound, gap=relative_gap(solution.cost, bound), optimal=False,
                                certificate=None)
 
 
-def _tolerated(network: CostNetwork, assignment: tuple[int, ...]) -> float:
+def tolerated(network: CostNetwork, assignment: tuple[int, ...]) -> float:
+    """How far a bound may stay below what an assignment costs and still prove it, of the network as it was given."""
     parts = math.fsum(map(abs, network.arrays.terms(np.array(assignment, np.int64))))
     whole = parts <= _MOST_WHOLE and all(np.array_equal(np.rint(block), block) for block in _blocks(network))
     return _OF_WHOLE if whole else _UNDECIDED * parts

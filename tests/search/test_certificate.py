@@ -221,3 +221,15 @@ def test_an_optimum_of_nothing():
     claim = dataclasses.replace(solve(CostNetwork([[0.0, 0.5]], [])), assignment=(0,))
     with pytest.raises(CertificateError, match="cheaper"):
         check_certificate(cheaper, claim)
+
+
+def test_a_layer_of_thousands_of_edges():
+    """What is rounded down at each of them must not add up to what is tolerated."""
+    both, one = [0, 1], [0, 0]
+    nothing = [[0.0], [0.0]]
+    network = CostNetwork([[0.0, 0.0], *([[0.0, 0.5]] * 4000)], [
+        NetworkEdge(0, 1, [[1.0], [0.0]], both, one), NetworkEdge(0, 2, [[0.0], [3.0]], both, one),
+        *(NetworkEdge(0, leaf, nothing, both, one) for leaf in range(3, 4001))])
+    solution = solve(network)
+    assert (solution.cost, solution.optimal) == (1.0, True)
+    assert check_certificate(network, solution) == 1e-12

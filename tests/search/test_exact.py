@@ -328,3 +328,34 @@ def test_integers_of_many_layers_are_told_apart():
     search.run()
     assert search._scale == 2e12
     assert search._target() < 1.0
+
+
+def test_integers_beside_one_that_stands_for_what_is_forbidden():
+    """However large that is, whole numbers of a small sum are told apart: here the first pass meets what costs one more
+    than its bound, which is the optimum."""
+    ends, every, same = np.arange(2), np.arange(300), [[0.0, 10.0], [10.0, 0.0]]
+    network = CostNetwork([[1.5e12] * 2, [0.0] * 2, [0.0] * 2, [*[0.0] * 299, 2.0 ** 51], [0.0] * 300], [
+        NetworkEdge(0, 1, same, ends, ends), NetworkEdge(1, 2, same, ends, ends),
+        NetworkEdge(0, 2, [[1.0, 0.0], [0.0, 0.0]], ends, ends),
+        NetworkEdge(3, 4, np.add.outer(every, every).astype(float), every, every)])
+    solution = solve(network)
+    assert (solution.cost, solution.optimal) == (1.5e12, True)
+    assert check_certificate(network, solution) == 0.0
+
+
+def test_costs_that_are_whole_in_the_normal_form_only(monkeypatch):
+    """Their certificate is made for what the checker tolerates of the costs as they were given."""
+    searches, asked = importlib.import_module("pase_mtf.search.exact"), []
+    certify = searches.certify
+
+    def noted(packed, cost, slack, *others):
+        asked.append(slack)
+        return certify(packed, cost, slack, *others)
+    monkeypatch.setattr(searches, "certify", noted)
+    ends = np.arange(2)
+    half = NetworkEdge(0, 1, [[0.5, 1.5], [1.0, 0.5]], ends, ends)
+    network = CostNetwork([[1.0, 2.0]] * 2, [half, half])
+    solution = solve(network)
+    assert (solution.cost, solution.optimal) == (3.0, True)
+    slack, = asked
+    assert 0.0 < slack < check_certificate(network, solution)
