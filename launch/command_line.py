@@ -200,4 +200,8 @@ def _read(arguments: Sequence[str]) -> flags.FlagValues:
 
 def _chosen(values: flags.FlagValues) -> Options:
     chosen: dict[str, Any] = {field.name: values[field.name].value for field in dataclasses.fields(Options)}
+    for name in (*_FILES, "output_dir", "resume"):
+        if chosen[name] is not None:
+            chosen[name] = os.path.expanduser(chosen[name])  # which no shell does behind "="; a folder "~" is a trap
+    chosen["compare"] = ",".join(map(os.path.expanduser, chosen["compare"].split(",")))
     return Options(**chosen)

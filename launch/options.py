@@ -32,6 +32,7 @@ from pase_mtf.launch.run_folder import (
     check_folder_taken_up,
     check_new_folder,
     check_no_training,
+    check_whole_path,
 )
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.checks import DTYPES
@@ -120,7 +121,7 @@ class Options:
     def in_place(self) -> bool:
         """Whether the run goes on in the folder of the one that it continues, or begins anew in it."""
         return self.resume == AUTO or bool(self.resume and self.output_dir and (
-            os.path.abspath(self.resume) == os.path.abspath(self.output_dir)))
+            os.path.realpath(self.resume) == os.path.realpath(self.output_dir)))
 
     @property
     def arms(self) -> tuple[ArmName, ...]:
@@ -180,6 +181,10 @@ class Options:
             check_new_folder(self.output_dir)
         if self.search_only and self.in_place:
             check_no_training(self.output_dir)
+        if self.clients == "ranks" and not self.searches_alone:
+            check_whole_path("--output_dir", self.output_dir or "outputs")
+            if self.resume and self.resume != AUTO:
+                check_whole_path("--resume", self.resume)
 
     def check_values(self) -> None:
         """`check`, of a command that writes no files of a run.

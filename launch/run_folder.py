@@ -11,7 +11,8 @@ from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import read_json
 
 __all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "METRICS", "NOT_KEPT",
-           "check_folder_taken_up", "check_new_folder", "check_no_training", "checkpoint_steps", "files_of_run",
+           "check_folder_taken_up", "check_new_folder", "check_no_training", "check_whole_path", "checkpoint_steps",
+           "files_of_run",
            "has_checkpoint", "has_ended", "has_results", "load_run_config", "names_in", "newest_checkpoint",
            "steps_done"]
 
@@ -41,9 +42,15 @@ _BEFORE_THAT = (METRICS, LOCK)
 """What a run may have made before it wrote its configuration."""
 
 
-def _check_name(path: str) -> None:
+def check_whole_path(flag: str, path: str) -> None:
+    """Raises UsageError where ranks would not find a checkpoint, which they are told by its whole path: they may work
+    in other folders."""
+    _check_name(os.path.abspath(path), flag)
+
+
+def _check_name(path: str, flag: str = "--output_dir") -> None:
     """Raises UsageError where TensorFlow would not take, or not find, what lies in a folder of that name."""
-    told = f"--output_dir={shortened(path, quoted=False)}: TensorFlow takes"
+    told = f"{flag}={shortened(path, quoted=False)}: TensorFlow takes"
     if _is_pattern(path):
         raise UsageError(f"{told} [ and \\ for a pattern, and would not find its checkpoints again; leave them out")
     if not _is_utf8(path):
@@ -54,6 +61,9 @@ def check_new_folder(path: str | None) -> None:
     """Raises UsageError where no new folder can be made there; None: outputs/, whose name comes later."""
     if path is not None and not path.strip():
         raise UsageError("--output_dir is empty; name a new folder, or leave the flag out")
+    if path and path.startswith("--"):  # which absl takes for a value, whatever it is
+        raise UsageError(f"--output_dir={shortened(path, quoted=False)}: is a flag, and the folder is missing before "
+                         "it; name a folder, or leave the flag out")
     if path:
         _check_name(path)
     if path and ("\0" in path or os.path.lexists(path)):

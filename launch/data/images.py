@@ -53,7 +53,7 @@ def image_source(paths: Sequence[str], config: ImageConfig) -> Source:
         return _idx_source(path, _labels_beside(path), config)
     for name in _IDX_NAMES:
         for candidate in (os.path.join(path, name), os.path.join(path, name + ".gz")):
-            if os.path.exists(candidate):
+            if os.path.isfile(candidate):  # Kaggle's MNIST has folders of these names beside the files
                 return _idx_source(candidate, _labels_beside(candidate), config)
     for name in _LABEL_FILES:
         if os.path.exists(os.path.join(path, name)):
@@ -68,7 +68,7 @@ def _labels_beside(path: str) -> str:
     other = name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1")
     stem = other.removesuffix(".gz")
     for candidate in (other, stem, stem + ".gz"):
-        if candidate != name and os.path.exists(os.path.join(folder, candidate)):
+        if candidate != name and os.path.isfile(os.path.join(folder, candidate)):
             return os.path.join(folder, candidate)
     raise DataError(f"{path}: no labels beside it (looked for {other}); give both as images,labels")
 
@@ -253,6 +253,10 @@ def _fit(image: PIL.Image.Image, config: ImageConfig, path: str = "") -> np.ndar
     try:
         if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
             image = PIL.Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+        if "A" in image.getbands() or "transparency" in image.info:
+            # What is stored where nothing is seen is black as a rule, and so may be what is drawn on it.
+            seen = image.convert("RGBA")
+            image = PIL.Image.alpha_composite(PIL.Image.new("RGBA", seen.size, "white"), seen)
         image = image.convert("L" if config.image_channels == 1 else "RGB")
         if image.size != (config.image, config.image):
             image = image.resize((config.image, config.image), PIL.Image.Resampling.BILINEAR)

@@ -56,14 +56,21 @@ def read_lines(path: str) -> list[str]:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}: line {line} is not UTF-8 (byte 0x{raw[error.start]:02x}); convert the file, for "
-                        f"example with iconv -f LATIN1 -t UTF-8") from error
+                        f"example with iconv -f {_written_in(raw)} -t UTF-8") from error
     if not text.strip():
         raise DataError(f"{path}: empty; give a file with text in it")
     if "\0" in text:
         raise DataError(f"{path}: holds zero bytes; it is no text file")
     # Not splitlines(): it also splits at characters such as U+2028 that may stand inside a sentence.
-    lines = text.replace("\r\n", "\n").split("\n")
+    text = text.replace("\r\n", "\n")
+    # Nor at a lone carriage return, which may stand there, too, unless nothing else ends a line.
+    lines = (text if "\n" in text else text.replace("\r", "\n")).split("\n")
     return lines[:-1] if lines[-1] == "" else lines
+
+
+def _written_in(raw: bytes) -> str:
+    """What a text that is not UTF-8 is written in, as far as its mark tells."""
+    return "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "LATIN1"
 
 
 def check_text(paths: Sequence[str], config: TextConfig) -> None:

@@ -282,9 +282,9 @@ class Minimiser:
                     if part.steps is EXACTLY:
                         return _Outcome(part.bound, halves=self._halves(part, plan))
                     # Exact passes look at all configurations, and potentials of what was pruned were left behind.
-                    counted, work = part.steps, part.work
+                    step, work = part.steps.step, part.work  # no more of the steps: `reduce` lets go of them
                     if int(domains.sum()) == len(part.p.unary) or not part.reduce(self._budget, room) or (
-                            part.work > _HARDLY_LESS * work and part.steps.step > counted.step / 2):
+                            part.work > _HARDLY_LESS * work and part.steps.step > step / 2):
                         part.steps = EXACTLY  # with as many configurations in the same steps passes would stand still
                     part.stalled = 0
                 if self._thorough and part.worth_settling(self.cost, domains):

@@ -1,7 +1,8 @@
 """The sums and minima that a certificate is checked by, compiled. Each is at most what it stands for.
 
-Signed numbers are added with `_down`, which is never more than the true sum. What is at least 0 is added as it
-comes, and whoever uses it takes off what that can be wrong by: 2**-53 of the sum per addition.
+Signed numbers are added with `_down`, which is never more than the true sum, or what is rounded off is added up, too.
+What is at least 0 is added as it comes, and whoever uses it takes off what that can be wrong by: 2**-53 of the sum
+per addition.
 """
 
 from __future__ import annotations

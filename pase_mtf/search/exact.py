@@ -120,9 +120,9 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
     if certificate and search.proven:
         most = min(budget.deadline, now + max(_LEAST_SECONDS, _TIMES_THE_SEARCH * (now - start)))
         # Where no cost is below 0, the least costs alone prove that nothing is cheaper than 0: other potentials round.
-        potentials, slack = search.potentials, search.slack
-        if slack > 1.01 * (least := tolerated(network, assignment)):  # whole in the normal form only, not as given
-            potentials, slack = None, least
+        potentials, slack = search.potentials, tolerated(network, assignment)
+        if search.slack > 1.01 * slack:  # whole in the normal form only, not as given
+            potentials = None
         if cost == 0.0 and doubt == 0.0:
             potentials = Potentials.none(packed)
         proof = (certify(packed, cost, slack, dataclasses.replace(budget, deadline=most), search.steps)

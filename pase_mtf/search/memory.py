@@ -360,8 +360,8 @@ def _least_per_layer(packed: Packed, memory: np.ndarray, budget: Budget) -> np.n
         return np.zeros(0)
     possible = np.isfinite(packed.unary)
     if packed.most == math.inf:
-        with contextlib.suppress(MemoryError):  # what is impossible is cleared before anything is copied
-            reduce(packed, possible, budget=budget)
+        with contextlib.suppress(MemoryError):  # what is impossible is cleared first: no room for a copy, so none
+            reduce(packed, possible, budget=Budget(budget.deadline, 0.0))
     return np.minimum.reduceat(np.where(possible, memory, np.inf), packed.first[:-1])
 
 

@@ -150,6 +150,17 @@ def test_colour_idx(tmp_path):
     np.testing.assert_allclose(grey["images"][..., 0], luminance, atol=0.01)
 
 
+def test_folders_that_are_called_like_files(tmp_path, pictures):
+    """Kaggle's MNIST holds every file twice, once in a folder of its own name."""
+    for kind, array in zip(("images{}idx3", "labels{}idx1"), pictures, strict=True):
+        inner, outer = (f"train-{kind.format(mark)}-ubyte" for mark in "-.")
+        (tmp_path / inner).mkdir()
+        for place in (tmp_path / inner / inner, tmp_path / outer):
+            place.write_bytes(_idx(array))
+    data = open_data(str(tmp_path), ALEXNET, IMAGES, 4, 0)
+    assert data.describe().startswith(f"20 images of 28x28x1 from {tmp_path}/train-images.idx3-ubyte (IDX)")
+
+
 @pytest.mark.skipif(not os.path.isdir(FASHION), reason="Debian's package dataset-fashion-mnist is not installed")
 def test_fashion_mnist():
     data = open_data(FASHION, ALEXNET, IMAGES, 1000, 0)
@@ -243,6 +254,20 @@ def test_grey_pictures_of_16_bits(tmp_path):
     data = open_data(str(tmp_path), ALEXNET, IMAGES, 1, 0)
     assert "fitted" not in data.describe()
     np.testing.assert_allclose(_take(data, 1)[0]["images"][0, ..., 0], (values >> 8) / 127.5 - 1, atol=1e-6)
+
+
+@pytest.mark.parametrize(("mode", "nothing", "black"), [
+    ("RGBA", (0, 0, 0, 0), (0, 0, 0, 255)), ("LA", (0, 0), (0, 255))])
+def test_what_is_transparent_is_white(tmp_path, mode, nothing, black):
+    """It is stored as black, and of what is drawn on it in black nothing was left."""
+    picture = PIL.Image.new(mode, (28, 28), nothing)
+    picture.paste(black, (4, 4, 12, 20))
+    picture.save(tmp_path / "a.png")
+    (tmp_path / "labels.txt").write_text("a.png 1\n")
+    expected = np.ones((28, 28))
+    expected[4:20, 4:12] = -1
+    found = _take(open_data(str(tmp_path), ALEXNET, IMAGES, 1, 0), 1)[0]["images"][0, ..., 0]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("content", ["a.png,3\rb.png,1\n", 'a.png,"3' + "x" * 140_000 + "\n",

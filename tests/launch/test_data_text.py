@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import signal
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -248,3 +249,22 @@ def test_ctrl_c_does_not_wait_for_a_library():
 def test_what_fails_beside_fails():
     with pytest.raises(ZeroDivisionError):
         _interruptible(lambda: 1 / 0)
+
+
+def test_carriage_returns_alone_end_lines(parallel):
+    """Two files of 19 sentences were one pair, cut at the length of the model."""
+    for path in map(Path, parallel.split(",")):
+        path.write_bytes(path.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", b"\r"))
+    assert open_data(parallel, TRANSFORMER, TEXT, 9, 0).describe().startswith("18 sentence pairs from ")
+
+
+def test_a_carriage_return_within_a_sentence_stays(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\rtwo\nthree\n")
+    assert read_lines(str(tmp_path / "a.txt")) == ["one\rtwo", "three"]
+
+
+@pytest.mark.parametrize(("encoding", "told"), [("utf-16", "UTF-16"), ("latin-1", "LATIN1")])
+def test_of_another_encoding_it_is_told_which(tmp_path, encoding, told):
+    (tmp_path / "a.txt").write_bytes("Grüße\n".encode(encoding))
+    with pytest.raises(DataError, match=f"iconv -f {told} -t UTF-8"):
+        read_lines(str(tmp_path / "a.txt"))

@@ -297,3 +297,40 @@ def test_a_strategy_for_others_does_not_wait_for_tensorflow(finished, tmp_path, 
         with pytest.raises(error, match=says):
             resolve(parse_command_line(["--model=alexnet", "--mesh=4", "--devices=cpu", "--machine=a100",
                                         f"--{flag}={file}"]))
+
+
+def test_ranks_find_checkpoints_by_their_whole_path(tmp_path, monkeypatch):
+    """They took that of a working folder for a pattern, and could not go on."""
+    (tmp_path / "lr[0.1]").mkdir()
+    monkeypatch.chdir(tmp_path / "lr[0.1]")
+    flags = [_MODEL, "--mesh=2", "--cluster=local:2"]
+    for more in ([], ["--output_dir=run"]):
+        assert parse_command_line([*flags, *more]).clients == "one"
+        with pytest.raises(UsageError, match=r"lr\[0\.1\].* for a pattern"):
+            parse_command_line([*flags, "--clients=ranks", *more])
+
+
+def test_a_tilde_is_the_home_in_every_path(tmp_path, monkeypatch):
+    """Shells leave it as it is behind --output_dir=, and a folder of that name was made."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = parse_command_line([_MODEL, "--output_dir=~/runs/a", "--preset=~/sizes.json", "--machine=~/mine.json",
+                                  "--strategy=~/one.json", "--compare=expert,~/two.json"])
+    assert (options.output_dir, options.preset) == (f"{tmp_path}/runs/a", f"{tmp_path}/sizes.json")
+    assert (options.machine, options.strategy) == (f"{tmp_path}/mine.json", f"{tmp_path}/one.json")
+    assert options.compare == f"expert,{tmp_path}/two.json"
+    with pytest.raises(FormatError, match=f"--resume={tmp_path}/none: no such folder"):
+        parse_command_line([_MODEL, "--resume=~/none"])
+
+
+def test_a_flag_is_no_folder():
+    """As behind `--output_dir $OUT` where OUT is not set."""
+    with pytest.raises(UsageError, match="--output_dir=--steps=5: is a flag, and the folder is missing before it"):
+        parse_command_line([_MODEL, "--output_dir", "--steps=5"])
+
+
+def test_a_folder_is_the_same_by_a_link_to_it(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "latest").symlink_to("run")
+    for resume, output in (("latest", "run"), ("run", "latest")):
+        assert Options(resume=str(tmp_path / resume), output_dir=str(tmp_path / output)).in_place
+    assert not Options(resume=str(tmp_path / "latest"), output_dir=str(tmp_path / "other")).in_place

@@ -11,7 +11,9 @@ from random_networks import random_network
 
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.search import frontier, memory, solve
+from pase_mtf.search.budget import Budget
 from pase_mtf.search.network import CostNetwork, NetworkEdge
+from pase_mtf.search.packed import pack
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
 
@@ -84,6 +86,19 @@ def test_what_is_forbidden_makes_no_proof_easier():
     usage = [np.array([8e10, 0.]), np.array([6., 0.]), np.array([5., 0.]), np.array([5., 0.])]
     found = solve(network, memory=usage, memory_limit=8e10 + 10)
     assert (found.cost, found.assignment, found.optimal) == (7.0, (0, 1, 0, 0), True)
+
+
+def test_what_layers_need_is_found_without_a_copy_of_the_network(monkeypatch):
+    every, costs, copied, reduce = np.arange(3), np.arange(9.0).reshape(3, 3), [], memory.reduce
+    costs[2] = np.inf
+
+    def noted(*given, **options):
+        copied.append(reduce(*given, **options))
+    monkeypatch.setattr(memory, "reduce", noted)
+    packed = pack(CostNetwork([np.zeros(3)] * 2, [NetworkEdge(0, 1, costs, every, every)]).normalized())
+    least = memory._least_per_layer(packed, np.array([5.0, 4.0, 1.0, 3.0, 2.0, 6.0]), Budget())
+    assert least.tolist() == [4.0, 2.0]
+    assert not copied
 
 
 def test_patience_begins_once_the_first_bound_is_known(monkeypatch):

@@ -1,6 +1,7 @@
 """Passes in whole steps: every random network goes through them here, however small, against brute force."""
 
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from random_networks import COSTS, SHAPES, random_network
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search import branch_and_bound, check_certificate, messages, part, solve
 from pase_mtf.search.branch_and_bound import Minimiser
+from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import Potentials, pack
 from pase_mtf.search.pulls import EXACTLY
 
@@ -136,3 +138,26 @@ def test_potentials_of_a_sweep_that_was_cut_off_are_not_kept(monkeypatch):
     search._pass(whole, 1)
     search._keep_potentials(whole)
     assert search.potentials is None
+
+
+@pytest.mark.usefixtures("counted")
+def test_steps_are_let_go_of_where_passes_stand_still(monkeypatch):
+    """What is left is copied, and counted anew, in the room that they took."""
+    freed, reduce = [], part.Part.reduce
+
+    def noted(self, budget, room):
+        before = None if self.steps is EXACTLY else weakref.ref(self.steps.counts)
+        found = reduce(self, budget, room)
+        if before is not None:
+            freed.append(before() is None)
+        return found
+    monkeypatch.setattr(branch_and_bound, "_KEPT", 0.0)
+    monkeypatch.setattr(part.Part, "reduce", noted)
+    monkeypatch.setattr(part.Part, "affordable", lambda self, *_: False)
+    monkeypatch.setattr(part.Part, "worth_reducing", lambda self, *_: False)
+    monkeypatch.setattr(part.Part, "notice_progress", lambda self, cost: setattr(self, "stalled", 2))
+    network = dense(0, 12, 30)
+    dear = [np.append(vector[:-1], 1e3) for vector in network.vectors]  # pruned in the first pass
+    Minimiser(pack(CostNetwork(dear, network.edges).normalized())).run(most_nodes=1)
+    assert freed
+    assert all(freed)

@@ -71,7 +71,7 @@ def test_what_a_rank_refuses(tmp_path):
     devices = Devices.over_tasks(2, "cpu", ("127.0.0.1:1", "127.0.0.1:2"), rank=1)
     told = json.loads(json.dumps(_told(plan, data)))
     mine, feed = _run(told, devices)
-    assert mine == dataclasses.replace(plan, devices=devices, machine=None)
+    assert mine == dataclasses.replace(plan, devices=devices, machine=None, asked=None)
     assert (feed.batch(2)["images"] == next(data.batches(2))["images"]).all()
     with pytest.raises(MismatchError, match=r"rank 1 finds .synthetic.*; give every host the same files"):
         _run({**told, "data": "pictures of something else"}, devices)
