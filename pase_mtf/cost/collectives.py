@@ -15,7 +15,7 @@ from pase_mtf.machine.machine import Machine
 __all__ = ["allreduce_seconds", "group_sizes"]
 
 _SEVERAL_RINGS = 1024 * ITEMSIZE
-"""Bytes from which on Mesh-TF sums by several rings."""
+"""Bytes from which on Mesh-TF sums by several rings, where as many pieces can be made."""
 
 
 def group_sizes(table: ConfigurationTable, positions: Sequence[int], machine: Machine) -> np.ndarray:
@@ -68,7 +68,8 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
     and concatenate (`cost.slicing`); what is summed in a bucket is concatenated first. On shared cores each group of q
     sums once, for all: q blocks are read and one is written, and 2 (q - 1) times one is sent. Where Mesh-TF itself does
     it there (mesh_tensorflow/placement_mesh_impl.py), every member flattens and splits its block, q rings of 2 q - 2
-    operations sum a q-th each, and every member puts them together; small blocks go round a single ring.
+    operations sum a q-th each, and every member puts them together; blocks that are small, or do not divide by q, go
+    round one.
 
     Args:
       nbytes: float64 [K], what each device has before and after.
@@ -88,7 +89,8 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
         link = machine.links[-1]
         nodes, messages, blocks = np.ones(1), 2.0 * (size - 1.0), size + 1.0
         if stock:
-            large = nbytes >= _SEVERAL_RINGS
+            # What does not divide by the members goes round one ring, however large it is.
+            large = (nbytes >= _SEVERAL_RINGS) & (np.rint(nbytes / ITEMSIZE) % size == 0)
             rings = np.where(large, size, 1.0)
             nodes = rings * (2.0 * size - 2.0) + np.where(large, 4.0 * size, 0.0)
             messages = rings * (2.0 * size - 2.0)

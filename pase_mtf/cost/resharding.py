@@ -152,11 +152,17 @@ def _shared_memory_seconds(copied: np.ndarray, nodes: np.ndarray, sent: np.ndarr
 
 def _stock_seconds(source: DistinctShardings, target: DistinctShardings, nbytes: float,
                    machine: Machine) -> np.ndarray:
-    """What Mesh-TF's allconcat and allsplit of the dims that are split differently cost on shared cores: [R, C]."""
+    """What Mesh-TF's allconcat, allsplit and alltoall of the dims that are split differently cost on shared cores:
+    [R, C]."""
     shards, wanted = source.shards[:, None, :], target.shards[None, :, :]
     same = (shards == wanted) & ((source.strides[:, None, :] == target.strides[None, :, :]) | (shards == 1))
     joined, split = np.where(same, 1, shards), np.where(same, 1, wanted)
     joins, splits = (joined > 1).sum(axis=2), (split > 1).sum(axis=2)
+    # An axis that splits another dim afterwards: pieces are exchanged, and no device has all of the tensor.
+    (members, apart), (others, others_apart) = (
+        tuple(np.where(parts > 1, each, 0).sum(axis=2) for each in (parts, strides)) for parts, strides in (
+            (joined, source.strides[:, None, :]), (split, target.strides[None, :, :])))
+    exchanged = (joins == 1) & (splits == 1) & (members == others) & (apart == others_apart)
     block = nbytes / np.where(same, shards, 1).prod(axis=2)  # when everything is concatenated
     message = machine.overhead + machine.links[-1].latency
     seconds = ((joined - 1).sum(axis=2) * message
@@ -164,8 +170,28 @@ def _stock_seconds(source: DistinctShardings, target: DistinctShardings, nbytes:
                # The place of a shard is computed, then it is sliced.
                + machine.with_overhead((splits > 0) * 2.0 * block / split.prod(axis=2) / machine.memory_bandwidth,
                                        4.0 * splits))
+    seconds = np.where(exchanged, _exchange_seconds(block, np.maximum(members, 1), machine), seconds)
     total: np.ndarray = np.maximum(source.devices[:, None], target.devices[None, :]) * seconds
     return total
+
+
+def _exchange_seconds(block: np.ndarray, members: np.ndarray, machine: Machine) -> np.ndarray:
+    """What a device does in Mesh-TF's alltoall (mesh_tensorflow/placement_mesh_impl.py): [R, C]. It splits what it has,
+    puts one of two messages together, which go round either way, splits what arrives of them, and concatenates.
+
+    Args:
+      block: bytes of what the members have together.
+      members: how many exchange pieces.
+      machine: whose memory it is.
+    """
+    forward = (members - 1) // 2
+    backward = members - 1 - forward
+    pieces = (2.0 * members + (backward ** 2 + (members - backward) * forward) / members
+              + (forward * (forward + 1) + backward * (backward + 1)) / 2.0)
+    copied = 2.0 * block / members ** 2 * pieces
+    seconds: np.ndarray = (machine.with_overhead(copied / machine.memory_bandwidth, members + 2.0)
+                           + (members - 1) * machine.links[-1].latency)
+    return seconds
 
 
 @compiled

@@ -26,7 +26,7 @@ def sums_again(facts: Iterable[OperationFacts], due: Collection[mtf.Tensor]) -> 
       due: the tensors whose sums are due (`pending_sums.PendingSums`).
 
     Returns:
-      Of the tensors of which that is so, how often.
+      Of the tensors of which that is so, how often; -1 of those that are only added to other parts, and summed there.
     """
     parts = _Parts(facts)
     counted = {parts.same.get(tensor, tensor) for tensor in due}
@@ -37,7 +37,8 @@ def sums_again(facts: Iterable[OperationFacts], due: Collection[mtf.Tensor]) -> 
         if payer is not None and tensor not in counted:
             made[payer] += made[tensor]
     again = {tensor: made[parts.same.get(tensor, tensor)] - 1 for tensor in due}
-    return {tensor: times for tensor, times in again.items() if times > 0}
+    return {tensor: times for tensor, times in again.items()
+            if times > 0 or (times < 0 and parts.is_left(parts.same.get(tensor, tensor)))}
 
 
 class _Parts:
@@ -52,6 +53,7 @@ class _Parts:
         self._passed: dict[mtf.Tensor, list[mtf.Tensor]] = {}  # -> the parts that it is made of
         self._readers: collections.Counter[mtf.Tensor] = collections.Counter()
         self._passing: collections.Counter[mtf.Tensor] = collections.Counter()
+        self._mixed: set[mtf.Tensor] = set()  # added to sums over other dims: a layout may need each by itself
         stock: dict[mtf.Tensor, PendingSum] = {}
         for fact in facts:
             reads = [self.same.get(tensor, tensor) for tensor in fact.reads]
@@ -70,6 +72,7 @@ class _Parts:
             if payer is not None:
                 alike = len({stock[tensor].names() for tensor in sources}) == 1
                 self._passing.update(sources if alike else [payer])
+                self._mixed.update(() if alike else [payer])
 
     @property
     def sums(self) -> Sequence[mtf.Tensor]:
@@ -79,6 +82,10 @@ class _Parts:
     def is_needed(self, tensor: mtf.Tensor) -> bool:
         """Whether somebody needs the sum itself: one that does not pass the parts on, or who has the tensor fetched."""
         return not self._passing[tensor] or self._readers[tensor] > self._passing[tensor]
+
+    def is_left(self, tensor: mtf.Tensor) -> bool:
+        """Whether a sum that nobody needs by itself is not made: its parts are summed with those they are added to."""
+        return tensor in self._passed and tensor not in self._mixed
 
     def payer(self, tensor: mtf.Tensor) -> mtf.Tensor | None:
         """The one of the parts that a tensor is made of whose sum is charged for its own: one that nobody else reads,

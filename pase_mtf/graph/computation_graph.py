@@ -283,7 +283,7 @@ def _problem_of_operation(operation: LayerOperation) -> str:
     if operation.trips < 0:
         return f"{name} runs {shortened(operation.trips)} times"
     if min(operation.flops, operation.nodes, operation.traffic, operation.broadcast_runs,
-           operation.summed_again) < 0:
+           operation.summed_again + 1) < 0:
         return f"{name} has less than no work"
     if operation.shift and tuple(map(type, operation.shift)) != (str, int):
         return f"{name} shifts by {shortened(operation.shift)}"

@@ -78,8 +78,8 @@ class LayerOperation:
         that is (`reduced` is empty), what that one does. Else empty. No part of the graph's hash.
       broadcast_after: where the outputs are held in part, the numbers of their dims that they get after the sum, which
         is of fewer. No part of the graph's hash.
-      summed_again: how often stock Mesh-TensorFlow makes the sums of the outputs again, of views of their parts. No
-        part of the graph's hash.
+      summed_again: how often stock Mesh-TensorFlow makes the sums of the outputs again, of views of their parts; -1:
+        it never makes them, but adds the parts to others. No part of the graph's hash.
     """
 
     index: int

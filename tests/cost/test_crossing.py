@@ -255,6 +255,23 @@ def test_sums_that_are_added_are_made_once(name, devices):
         assert found.received > 0
 
 
+def _keys_renamed(mesh):
+    """Keys are made of what queries are made of, under another name of a dim: the gradient is renamed back, and added
+    to that of the queries, before anything is summed."""
+    x = mtf.tanh(_product(_inputs(mesh, "batch", "inputs"), "first", "batch", "hidden"))
+    keys = mtf.tanh(_product(mtf.rename_dimension(x, "batch", "other"), "keys", "other", "heads"))
+    queries = mtf.tanh(_product(x, "queries", "batch", "heads"))
+    scores = mtf.einsum([queries, keys], [DIMS["batch"], DIMS["other"]])
+    return _with_gradients(mtf.reduce_mean(mtf.square(scores)))
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_a_sum_that_is_renamed_and_added_is_made_once(devices):
+    found = crossing.under_layout(_keys_renamed, devices, "heads:all")
+    assert found.priced == pytest.approx(found.received, rel=0.01)
+    assert found.received > 0
+
+
 @pytest.mark.parametrize("layout", ["heads:one;wide:other", "heads:one;wide:one", "heads:one;wide:one;batch:other",
                                     "heads:one;batch:other", "heads:other;hidden:one"])
 def test_sums_over_several_axes_are_made_by_themselves(layout):

@@ -5,6 +5,8 @@ import pytest
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.cost.collectives import allreduce_seconds
+from pase_mtf.cost.resharding import Reshardings
+from pase_mtf.cost.tables import DistinctShardings
 from pase_mtf.machine.machine import Link, Machine
 
 _KINDS = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e9)
@@ -12,7 +14,7 @@ _KINDS = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gath
 COUNTING = Machine("counting", _KINDS, 1e30, 1e30, 1.0, (Link(8, 1e30, 0.0),), shared_cores=True)
 
 
-@pytest.mark.parametrize("elements", [8, 512, 1024, 4096])
+@pytest.mark.parametrize("elements", [8, 512, 1024, 4096, 1026, 4095])
 @pytest.mark.parametrize(("mesh_shape", "axes"), [("a:8", [0]), ("a:2;b:4", [0]), ("a:2;b:4", [1]), ("a:4;b:2", [0])])
 def test_an_all_reduce_is_priced_by_the_operations_it_makes(mesh_shape, axes, elements):
     shape = mtf.convert_to_shape(mesh_shape)
@@ -33,3 +35,20 @@ def test_an_all_reduce_is_priced_by_the_operations_it_makes(mesh_shape, axes, el
 def test_our_own_all_reduce_is_cheaper():
     arguments = np.array([4e6]), np.array([[8.0]]), np.array([8]), COUNTING
     assert allreduce_seconds(*arguments) < allreduce_seconds(*arguments, stock=True)
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_an_exchange_is_priced_by_the_operations_it_makes(devices):
+    """An axis that splits one dim before and another after."""
+    with tf.Graph().as_default() as graph:
+        impl = placement_mesh_impl.PlacementMeshImpl(
+            mtf.convert_to_shape(f"a:{devices}"), [], [f"/device:CPU:{number}" for number in range(devices)])
+        inputs = [tf.placeholder(tf.float32, [64, 64 // devices]) for _ in range(devices)]
+        impl.alltoall(impl.LaidOutTensor(inputs), 0, 0, 1)
+        made = [op.type for op in graph.get_operations()]
+    # Sizes of pieces are constants once the graph is optimized.
+    nodes = sum(made.count(kind) for kind in ("SplitV", "ConcatV2"))
+    before, after = (DistinctShardings(np.array([devices]), np.array([shards]), np.array([[1, 1]]),
+                                       np.zeros(1, np.int32)) for shards in ([1, devices], [devices, 1]))
+    priced = Reshardings(COUNTING, stock=True).seconds(before, after, (64, 64), 4)
+    assert priced[0, 0] == pytest.approx(nodes)
