@@ -203,5 +203,5 @@ def _chosen(values: flags.FlagValues) -> Options:
     for name in (*_FILES, "output_dir", "resume"):
         if chosen[name] is not None:
             chosen[name] = os.path.expanduser(chosen[name])  # which no shell does behind "="; a folder "~" is a trap
-    chosen["compare"] = ",".join(map(os.path.expanduser, chosen["compare"].split(",")))
+    chosen["compare"] = ",".join(os.path.expanduser(part.strip()) for part in chosen["compare"].split(","))
     return Options(**chosen)

@@ -181,8 +181,9 @@ class Options:
             check_new_folder(self.output_dir)
         if self.search_only and self.in_place:
             check_no_training(self.output_dir)
-        if self.clients == "ranks" and not self.searches_alone:
-            check_whole_path("--output_dir", self.output_dir or "outputs")
+        if self.clients == "ranks" and not self.search_only:
+            if self.checkpoint or self.resume == AUTO:  # else no checkpoint is written or looked for there
+                check_whole_path("--output_dir", self.output_dir or "outputs")
             if self.resume and self.resume != AUTO:
                 check_whole_path("--resume", self.resume)
 

@@ -310,6 +310,14 @@ def test_ranks_find_checkpoints_by_their_whole_path(tmp_path, monkeypatch):
             parse_command_line([*flags, "--clients=ranks", *more])
 
 
+@pytest.mark.parametrize("more", [["--nocheckpoint"], ["--search_only", "--recalibrate"]])
+def test_ranks_without_a_checkpoint_work_in_any_folder(more, tmp_path, monkeypatch):
+    (tmp_path / "lr[0.1]").mkdir()
+    monkeypatch.chdir(tmp_path / "lr[0.1]")
+    flags = [_MODEL, "--mesh=2", "--cluster=local:2", "--clients=ranks", *more]
+    assert parse_command_line(flags).clients == "ranks"
+
+
 def test_a_tilde_is_the_home_in_every_path(tmp_path, monkeypatch):
     """Shells leave it as it is behind --output_dir=, and a folder of that name was made."""
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -317,6 +325,8 @@ def test_a_tilde_is_the_home_in_every_path(tmp_path, monkeypatch):
                                   "--strategy=~/one.json", "--compare=expert,~/two.json"])
     assert (options.output_dir, options.preset) == (f"{tmp_path}/runs/a", f"{tmp_path}/sizes.json")
     assert (options.machine, options.strategy) == (f"{tmp_path}/mine.json", f"{tmp_path}/one.json")
+    assert options.compare == f"expert,{tmp_path}/two.json"
+    options = parse_command_line([_MODEL, "--compare=expert, ~/two.json"])
     assert options.compare == f"expert,{tmp_path}/two.json"
     with pytest.raises(FormatError, match=f"--resume={tmp_path}/none: no such folder"):
         parse_command_line([_MODEL, "--resume=~/none"])
