@@ -22,7 +22,8 @@ from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 
 # (number, exit code): the gate sends the one that a scheduler sends, and that of a terminal that is closed. A shell
 # without job control has what it starts beside itself ignore SIGINT, and nohup SIGHUP, these tests perhaps included.
-_SIGNALS = [(signal.SIGTERM, 143), (signal.SIGHUP, 129), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+_SIGNALS = [(signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+            pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 
 
 def test_a_picture_that_cannot_be_read_ends_a_run_as_a_signal_does(launch, monkeypatch, tmp_path):
@@ -125,6 +126,7 @@ def test_a_signal_for_real(tmp_path, preset, number, expected):
     assert find_checkpoint(str(folder)).step == 1 + max(metrics(folder)) >= 11
 
 
+@pytest.mark.slow
 def test_under_nohup_a_closed_terminal_ends_nothing(tmp_path, preset):
     process = started(tmp_path / "run", preset, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     try:

@@ -41,6 +41,7 @@ def test_dropout_draws_other_masks_in_other_microbatches(launch, tmp_path):
     assert code == 0, err
 
 
+@pytest.mark.slow
 def test_auto_takes_as_few_as_fit(launch):
     flags = ("--search_only", "--compare=none", "--batch=64", "--mesh=1")  # of one strategy each
     need = []

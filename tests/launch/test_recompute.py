@@ -18,6 +18,7 @@ def _need(folder):
     return sum(json.loads((folder / "strategy.json").read_text())["memory"].values())
 
 
+@pytest.mark.slow
 def test_losses_are_those_without_and_a_run_is_resumed_with_another_choice(launch):
     runs = {}
     for value in ("none", "conv1"):

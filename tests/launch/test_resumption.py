@@ -85,6 +85,7 @@ def _pictures(folder, seed):
     (folder / "labels.txt").write_text("".join(f"{number}.png {rng.integers(10)}\n" for number in range(24)))
 
 
+@pytest.mark.slow
 def test_moved_data_is_told_from_other_data_by_its_losses(launch, tmp_path):
     first, moved, others = (tmp_path / name for name in ("first", "moved", "others"))
     _pictures(first, 0)

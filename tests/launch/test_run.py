@@ -124,6 +124,7 @@ def test_resuming_continues_the_same_curve(launch, tmp_path, optimizer):
     assert len(set(whole.values())) == 8
 
 
+@pytest.mark.slow
 def test_resuming_on_another_mesh(launch, finished, tmp_path):
     assert launch("--compare=none", "--steps=5", output="whole")[0] == 0
     code, folder, _, _ = launch(f"--resume={finished}", "--steps=2", "--mesh=4", "--strategy=data_parallel",

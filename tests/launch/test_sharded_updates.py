@@ -12,6 +12,7 @@ def _summary(folder):
     return json.loads((folder / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_run_with_sharded_updates_is_resumed_on_more_devices(launch):
     """Adam's slots lie in other shards then: checkpoints hold them whole, and losses are those without interruption."""
     adam = ["--optimizer=adam", "--learning_rate=0.002"]

@@ -47,7 +47,7 @@ def _kernels(graph, program, kept, devices=4):
             for number, configuration in enumerate(random_configurations(graph, devices, seed, 0))], source
 
 
-@pytest.mark.parametrize("name", ["mlp", "transformer"])
+@pytest.mark.parametrize("name", ["mlp", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_a_program_of_other_types_finds_its_own(path, name):
     """A variable of another type is assigned by other nodes, though what is assigned is alike."""
     found = {}

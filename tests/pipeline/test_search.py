@@ -307,6 +307,7 @@ def test_what_is_found_is_priced_as_one_that_is_given(graph):
     assert found.seconds == pytest.approx(given.seconds, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_devices_that_bring_nothing_idle(graph):
     """Five devices make groups of one: a stage more has to be worth what predictions cannot tell."""
     found = find_pipeline({_COUNT: graph}, 5, harness.MACHINE, blocks=6)

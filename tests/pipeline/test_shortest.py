@@ -31,7 +31,7 @@ _DEVICES, _BLOCKS, _COUNTS = 4, 4, (2, 4)
 _SLOW = dataclasses.replace(harness.MACHINE, links=(Link(64, 2e8, 2e-5),))
 _MACHINES = {"links": harness.MACHINE, "slow links": _SLOW,
              "shared cores": dataclasses.replace(harness.MACHINE, shared_cores=True)}
-_QUICK = [("transformer", "links", "1f1b"), ("gnmt", "shared cores", "gpipe")]
+_QUICK = [("gnmt", "links", "1f1b"), ("gnmt", "shared cores", "gpipe")]
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +167,7 @@ def test_stages_that_need_nothing_of_each_other_are_not_added_up(graphs):
         assert cuts.bound(cut, len(cut)) <= bound * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_the_gap_is_told_with_time_and_without(graphs, monkeypatch):
     graph = {4: graphs["transformer"][4]}
     found = find_pipeline(graph, _DEVICES, _SLOW, blocks=_BLOCKS)

@@ -162,7 +162,7 @@ def _instances(seeds, most=400):
             yield network, sums, peak, copies, [(peak(choice)[0], cost) for cost, choice in everything]
 
 
-@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("in_order", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seeds", [range(0, 300, 25), pytest.param(range(300, 900, 7), marks=pytest.mark.slow)])
 def test_what_there_is_beside_a_sum(seeds, in_order, monkeypatch):
     """What fits is found wherever there is something that does, and it is as good as is told; whether copies are

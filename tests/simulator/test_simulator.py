@@ -338,6 +338,7 @@ def test_layers_that_are_alike_keep_their_names():
     assert {one.layer for one in timeline.slices if one.kind == "kernels"} == {layer.name for layer in graph.layers}
 
 
+@pytest.mark.slow
 def test_the_shortest_simulated_of_the_cheapest_is_taken(graphs):
     graph = graphs[1]
     cheapest = find_strategy(graph, 8, TWO_LEVELS, simulate=0)

@@ -146,6 +146,7 @@ def test_the_overlap_is_learned_from_simulated_steps(graph):
     assert find_strategy(graph, 4, alone).search["overlap"] != found.search["overlap"]
 
 
+@pytest.mark.slow
 def test_within_a_memory_limit_what_fits_is_simulated(graph):
     """The cheapest while all-reduces are hidden replicate weights, which does not fit."""
     limit = find_strategy(graph, 4, SLOW_LINKS, simulate=0).memory_frontier(8)[1].memory_limit

@@ -83,6 +83,7 @@ def test_what_is_known_is_kept_to_however_little_time_there_is(densenet, machine
                       known=known.configurations)
 
 
+@pytest.mark.slow
 def test_a_strategy_that_fits_is_found_though_no_sum_at_one_moment_leads_to_it():
     """Copies are most of what these hold: 4924 bytes are the least of all 691,920 strategies."""
     graph, (batch, io, hidden) = mtf.Graph(), map(mtf.Dimension, ("batch", "io", "hidden"), (24, 12, 60))

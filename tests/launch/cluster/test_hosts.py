@@ -76,6 +76,7 @@ def test_a_launcher_that_is_missing_is_named(members):
         join_run(members[1], 0, Interrupts(), within=0.3)
 
 
+@pytest.mark.slow
 def test_they_wait_for_what_takes_longer_than_they_would(members, worker, monkeypatch):
     """As a look at a large checkpoint does: longer than somebody may be missing, and than one may be silent."""
     monkeypatch.setattr(wire, "SILENT_FOR", 2.0)
