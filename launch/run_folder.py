@@ -12,9 +12,8 @@ from pase_mtf.files import read_json
 
 __all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "METRICS", "NOT_KEPT",
            "check_folder_taken_up", "check_new_folder", "check_no_training", "check_whole_path", "checkpoint_steps",
-           "files_of_run",
-           "has_checkpoint", "has_ended", "has_results", "load_run_config", "names_in", "newest_checkpoint",
-           "steps_done"]
+           "files_of_run", "has_checkpoint", "has_ended", "has_results", "load_run_config", "names_in",
+           "newest_checkpoint", "steps_done"]
 
 CONFIG_FORMAT = "pase_mtf.run"
 CONFIG_VERSION = 1
@@ -171,7 +170,7 @@ def has_checkpoint(folder: str) -> bool:
       FormatError: see `names_in`.
     """
     inside = os.path.join(folder, "checkpoint")
-    return bool(checkpoint_steps(inside)) or MANIFEST in names_in(inside)  # the latter of version 1
+    return newest_checkpoint(folder) is not None or MANIFEST in names_in(inside)  # the latter of version 1
 
 
 def newest_checkpoint(folder: str) -> int | None:

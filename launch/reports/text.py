@@ -23,7 +23,7 @@ from pase_mtf.launch.possible import why_left_out
 from pase_mtf.launch.summary import ArmRow
 from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.pipeline import Pipeline, distance_text
-from pase_mtf.strategy.devices import above_text, devices_text
+from pase_mtf.strategy.devices import above_text, devices_text, is_below_bound
 from pase_mtf.strategy.judged_text import judged_text, trial_text
 from pase_mtf.strategy.kernels_text import kernels_text
 from pase_mtf.strategy.strategy import Strategy
@@ -81,8 +81,8 @@ def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
         proof = f"data parallelism{_over(strategy)}: as good, as far as simulated steps tell, and simpler"
     elif found.get("simpler"):
         above = f"predicted {gap_text(found['gap'])}" if found["gap"] > 0 else "predicted to be optimal"
-        if strategy.seconds < (1.0 - 1e-9) * found.get("lower_bound", 0.0):  # by more than rounding
-            above = "predicted faster than any strategy over all devices"
+        if is_below_bound(found, strategy.seconds):
+            above = above_text(found, strategy.seconds)
         proof = f"data parallelism{_over(strategy)}, {above}: as good, as far as predictions tell, and simpler"
     elif found.get("optimal"):
         proof = f"optimal (proven{', by the kernels that were timed' * bool(found.get('kernels'))})"

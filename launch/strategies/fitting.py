@@ -32,7 +32,7 @@ from pase_mtf.models.blocks import ALL, blocks_of, choices_of
 from pase_mtf.models.checks import divisors
 from pase_mtf.models.presets import BATCH_STATISTICS
 from pase_mtf.strategy.strategy import Strategy
-from pase_mtf.strategy.warm import compile_kernels
+from pase_mtf.strategy.warm import ready
 from pase_mtf.strategy.within import Priced, StrategiesWithin
 
 __all__ = ["Counts", "cheapest_counts", "fitting_program"]
@@ -150,7 +150,7 @@ def fitting_program(plan: Plan, machine: Machine) -> Fitting:
     least, most = _SECONDS_OF_PROGRAM
     offered = len(pieces) * math.prod(len(choice) + 1 for choice in choices)
     with Stage("compiled"):  # where nobody has yet, that takes longer than all programs may
-        compile_kernels()
+        ready(lambda text: None)  # the stage tells it
     programs = _Programs(plan, machine, limit, min(most, max(least, _SECONDS / offered)), time.monotonic() + _SECONDS)
     with Stage("memory"):
         known, bound = cheapest_counts(pieces, list(map(len, choices)), lambda counts: programs.bound(chosen(counts)),

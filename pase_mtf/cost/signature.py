@@ -115,7 +115,7 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
         move = move_of(operation, position)
         if operation.kind != "none" or operation.sums or move:
             after_loop = operation.kind == "none" and bool(operation.sums) and entries[operation.index] > 1
-            found.append(_operation_signature(operation, move, variables, position)._replace(after_loop=after_loop))
+            found.append(_operation_signature(operation, move, variables, position, after_loop=after_loop))
     return tuple(found)
 
 
@@ -155,7 +155,7 @@ def counted(signature: Iterable[OperationSignature]) -> collections.Counter[Oper
 
 def _operation_signature(operation: LayerOperation, move: Move | None,
                          variables: collections.Counter[tuple[tuple[str, ...], tuple[int, ...]]],
-                         position: dict[str, int]) -> OperationSignature:
+                         position: dict[str, int], *, after_loop: bool) -> OperationSignature:
 
     def tensor(operand: Operand) -> TensorBytes:
         columns = sorted(column for column in positions_of(operand.dims, position) if column >= 0)
@@ -181,7 +181,7 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         gradients=tuple(_adds_gradients(operation) and all(variables[one.dims, one.shape] for one in summed)
                         for _, summed in operation.sums),
         pending=operation.sums_pending, added=operation.sums_added, row_sum=row_sum_of(operation, position),
-        gathered=operation.role == TOP_K, again=operation.summed_again,
+        gathered=operation.role == TOP_K, again=operation.summed_again, after_loop=after_loop,
         narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs),
         wide=kind in MULTIPLYING and all(operand.itemsize == 8 for operand in operation.inputs))
 

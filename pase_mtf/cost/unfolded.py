@@ -27,6 +27,7 @@ _WORKING_SET = 30 << 20
 _OF_A_THREAD = 256 << 10
 """Bytes that one thread works on at least, where several share one image."""
 
+
 def _coarse(operation: LayerOperation) -> Operand:
     """Of the two images that the gradient of a filter is of, the one over whose places it multiplies: what the
     convolution made, of a transposed one what went into it. The last channels of the filter are its own."""

@@ -379,9 +379,9 @@ class PlanLowering(mtf.Lowering):
         # The value may name its dims otherwise than the variable: its places count.
         if source == target or combine is None:
             return assign_fn, self.read_partition(value, target)
-        old = given = self.read_partition(value, source)
+        given = self.read_partition(value, source)
         if assign_fn is _ops.assign_slice:
-            pass  # what is replaced nobody reads
+            old = given  # nobody reads what is replaced
         elif variable.activation_dtype == variable.slice_dtype:
             old = self.read_partition(variable.outputs[0], source)  # its decay, say, may have read it there
         else:

@@ -1,8 +1,9 @@
 """Tries an operation of a class that nobody described: on small tensors, split and unsplit, comparing values.
 
 A copy of the operation with small sizes is lowered by stock mtf.Lowering on one device, and on virtual devices with a
-dim split into 2 and into 4 shards, with two dims split, and with inputs that are pending sums. Every slice on every
-device is compared with what one device computes. What comes out right is taken as what the class can split.
+dim split into 2 and into 4 shards and into as many as it has elements, on a mesh with other axes, with two dims split,
+and with inputs that are pending sums. Every slice on every device is compared with what one device computes. What comes
+out right is taken as what the class can split.
 """
 
 from __future__ import annotations
@@ -334,16 +335,30 @@ class _Trying:
         self._names = [name for name in dict.fromkeys(itertools.chain.from_iterable(self._shapes))
                        if not name.startswith("_anonymous_") and all(shape.count(name) < 2 for shape in self._shapes)]
 
+    def _common(self, name: str) -> int:
+        """What divides every size that a dim has here."""
+        return math.gcd(*(size for (other, _), size in self._bench.sizes.items() if other == name))
+
     def _parts(self, name: str) -> list[int]:
         """Into how many shards a dim can be split here: 2 and 4, or else its size."""
-        sizes = {size for (other, _), size in self._bench.sizes.items() if other == name}
-        common = math.gcd(*sizes)
+        common = self._common(name)
         return [shards for shards in (2, 4) if common % shards == 0] or [common][:common > 1]
 
     def _most_parts(self, name: str) -> int:
         """Into how many shards a dim is split at most: of one element each, where these are not too many."""
-        common = math.gcd(*(size for (other, _), size in self._bench.sizes.items() if other == name))
+        common = self._common(name)
         return max(count for count in range(1, min(common, _MOST_PARTS) + 1) if common % count == 0)
+
+    def _split_alone(self, name: str) -> _Outcome:
+        """What splitting a dim gives on a mesh of one axis."""
+        outcomes = [self._bench.outcome({name: 0}, (count,)) for count in self._parts(name)]
+        if not outcomes:
+            return _Outcome("its sizes have no divisor that it could be tried with")
+        if wrong := next((outcome for outcome in outcomes if outcome.problem), None):
+            return wrong
+        # Larger shards of a small dim all begin at an even place. What raises here is seen at its own sizes, too.
+        single = self._bench.outcome({name: 0}, (self._most_parts(name),))
+        return single if single.problem == _WRONG else outcomes[0]
 
     def trial(self) -> Trial:
         """All of it."""
@@ -351,24 +366,18 @@ class _Trying:
         splits, whole, alone = [], dict[str, str](), []
         pending: list[list[str]] = [[] for _ in operation.outputs]
         for name in self._names:
-            parts = self._parts(name)
-            outcomes = [bench.outcome({name: 0}, (count,)) for count in parts]
-            problem = next((outcome.problem for outcome in outcomes if outcome.problem), "")
-            if not parts or problem:
-                whole[name] = problem or "its sizes have no divisor that it could be tried with"
-                continue
-            # Larger shards of a small dim all begin at an even place. What raises here is seen at its own sizes, too.
-            if bench.outcome({name: 0}, (self._most_parts(name),)).problem == _WRONG:
-                whole[name] = _WRONG
+            first = self._split_alone(name)
+            if first.problem:
+                whole[name] = first.problem
                 continue
             # Here the devices are more than the shards, and a device has another number than its shard.
-            problem = bench.outcome({name: 1}, (2, parts[0], 2)).problem
+            problem = bench.outcome({name: 1}, (2, self._parts(name)[0], 2)).problem
             if problem:
                 whole[name] = f"where the mesh has other axes: {problem}"
                 alone.append(name)
                 continue
             splits.append(name)
-            for number in outcomes[0].pending:
+            for number in first.pending:
                 pending[number].append(name)
         apart = self._try_pairs(splits, whole)
         passed, reduced = self._try_sums()

@@ -10,12 +10,23 @@ from pase_mtf.amounts import gap_text
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer
 from pase_mtf.graph.configurations import Configuration
 
-__all__ = ["above_text", "devices_text", "fuller_devices", "useful_devices"]
+__all__ = ["above_text", "devices_text", "fuller_devices", "is_below_bound", "useful_devices"]
 
 _MORE = 1.01
 """How much more useful work other numbers of devices have to promise to be suggested."""
 _BELOW = 1.0 - 1e-9
 """Of a bound: what is less is below it by more than rounding."""
+
+
+def is_below_bound(search: Mapping[str, Any], seconds: float) -> bool:
+    """Whether a step takes less, by more than rounding, than the bound of the search of its strategy: as only one that
+    leaves devices idle can.
+
+    Args:
+      search: of a strategy.
+      seconds: predicted of its step.
+    """
+    return bool(seconds < _BELOW * search.get("lower_bound", 0.0))
 
 
 def above_text(search: Mapping[str, Any], seconds: float) -> str:
@@ -26,7 +37,7 @@ def above_text(search: Mapping[str, Any], seconds: float) -> str:
       search: of a strategy; it tells a "gap".
       seconds: predicted of its step.
     """
-    if seconds < _BELOW * search.get("lower_bound", 0.0):
+    if is_below_bound(search, seconds):
         return "predicted faster than any strategy over all devices"
     return gap_text(search["gap"])
 

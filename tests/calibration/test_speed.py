@@ -172,19 +172,7 @@ def test_what_kernels_wait_for_others_is_told_of_a_busy_machine(monkeypatch, wai
 class _Single(_Busy):
     """Each of two devices keeps one core busy."""
 
-    def make_callable(self, target):
-        if target not in self._targets:
-            self._targets.append(target)
-        seconds = 1e-2 if target is self._targets[0] else 1e-3
-
-        def run():
-            _Busy.wall += seconds
-            _Busy.work += 2 * seconds
-        return run
-
-
-class _Bursts(_Busy):
-    """Eight devices, each of which keeps a core busy until the quota of the container is used up."""
+    devices = 2
 
     def make_callable(self, target):
         if target not in self._targets:
@@ -193,8 +181,14 @@ class _Bursts(_Busy):
 
         def run():
             _Busy.wall += seconds
-            _Busy.work += 8 * seconds
+            _Busy.work += self.devices * seconds
         return run
+
+
+class _Bursts(_Single):
+    """Each of eight devices does, until the quota of the container is used up."""
+
+    devices = 8
 
 
 @pytest.mark.parametrize("waiting", [False, True])

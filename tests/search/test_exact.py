@@ -343,8 +343,9 @@ def test_integers_beside_one_that_stands_for_what_is_forbidden():
     assert check_certificate(network, solution) == 0.0
 
 
-def test_costs_that_are_whole_in_the_normal_form_only(monkeypatch):
-    """Their certificate is made for what the checker tolerates of the costs as they were given."""
+@pytest.fixture
+def slacks(monkeypatch):
+    """For which slack each certificate is asked."""
     searches, asked = importlib.import_module("pase_mtf.search.exact"), []
     certify = searches.certify
 
@@ -352,27 +353,25 @@ def test_costs_that_are_whole_in_the_normal_form_only(monkeypatch):
         asked.append(slack)
         return certify(packed, cost, slack, *others)
     monkeypatch.setattr(searches, "certify", noted)
+    return asked
+
+
+def test_costs_that_are_whole_in_the_normal_form_only(slacks):
+    """Their certificate is made for what the checker tolerates of the costs as they were given."""
     ends = np.arange(2)
     half = NetworkEdge(0, 1, [[0.5, 1.5], [1.0, 0.5]], ends, ends)
     network = CostNetwork([[1.0, 2.0]] * 2, [half, half])
     solution = solve(network)
     assert (solution.cost, solution.optimal) == (3.0, True)
-    slack, = asked
+    slack, = slacks
     assert 0.0 < slack < check_certificate(network, solution)
 
 
-def test_whole_costs_of_a_large_sum_are_certified_for_what_is_tolerated_of_them(monkeypatch):
+def test_whole_costs_of_a_large_sum_are_certified_for_what_is_tolerated_of_them(slacks):
     """Above 2e12 a search proves them to 1e-12 of their sum: that none is cheaper by less need not be so."""
-    searches, asked = importlib.import_module("pase_mtf.search.exact"), []
-    certify = searches.certify
-
-    def noted(packed, cost, slack, *others):
-        asked.append(slack)
-        return certify(packed, cost, slack, *others)
-    monkeypatch.setattr(searches, "certify", noted)
     ends = np.arange(2)
     network = CostNetwork([[5e13, 5e13 + 3]] * 2, [NetworkEdge(0, 1, [[0.0, 1.0], [2.0, 0.0]], ends, ends)])
     solution = solve(network)
     assert (solution.cost, solution.optimal) == (1e14, True)
-    slack, = asked
+    slack, = slacks
     assert 1.0 < slack < check_certificate(network, solution)

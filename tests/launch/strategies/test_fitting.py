@@ -197,7 +197,7 @@ def test_to_compile_is_not_of_the_time_for_looking(monkeypatch):
     """Else the first run on a machine finds nothing."""
     now, ends = [0.0], []
     monkeypatch.setattr(fitting.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(fitting, "compile_kernels", lambda: now.append(now.pop() + 100.0))
+    monkeypatch.setattr(fitting, "ready", lambda tell: now.append(now.pop() + 100.0))
 
     class Programs(fitting._Programs):
         def __init__(self, *settings):
