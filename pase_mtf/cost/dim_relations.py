@@ -12,7 +12,7 @@ import numpy as np
 from pase_mtf.search.compiled import compiled
 
 __all__ = ["FRONT", "KIND_ALIKE", "KIND_EXACT", "KIND_MERGED", "DimRelations", "Fronts", "Sharded", "add_to_front",
-           "domain_shards", "gcd", "held_along", "lcm", "quotient", "scattered"]
+           "distinct_rows", "domain_shards", "gcd", "held_along", "lcm", "quotient", "scattered"]
 
 FRONT = 4
 """Vectors that the front of a pair of splits may have."""
@@ -136,6 +136,22 @@ def _different_rows(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     index = np.empty(len(table), np.int64)
     index[order] = np.cumsum(begins) - 1
     return table[begins], index
+
+
+def distinct_rows(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows of a table to keep so that none repeats another, in the order in which they stand there.
+
+    Args:
+      columns: int64 [R] or [R, n], side by side.
+
+    Returns:
+      int64 [distinct], the first of those that are equal, and int64 [R], for every row the number of the one kept.
+    """
+    table = np.ascontiguousarray(np.column_stack(columns))
+    known: dict[bytes, int] = {}
+    rows = table.view(np.dtype((np.void, table.itemsize * table.shape[1]))).reshape(-1).tolist()
+    number = np.fromiter((known.setdefault(row, len(known)) for row in rows), np.int64, len(rows))
+    return np.unique(number, return_index=True)[1], number
 
 
 def _mixed(*words: np.ndarray) -> np.ndarray:

@@ -7,17 +7,19 @@ sums, of as many elements as there are parts. To sum is to need all of these.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
-from pase_mtf.cost.dim_relations import Sharded
+from pase_mtf.cost.dim_relations import Sharded, distinct_rows
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.rows import gathering_seconds, held_elements
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings
 from pase_mtf.graph.looked_up import LookedUp, fewer_as_rows
-from pase_mtf.graph.partition import Partition, scattered
+from pase_mtf.graph.partition import scattered_shards
+from pase_mtf.search.compiled import compiled
 
 __all__ = ["pending_seconds"]
 
@@ -48,74 +50,117 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
     """
     rank, nbytes = len(shape), float(math.prod(shape) * itemsize)
     if target.shards.shape[1] > rank:
-        wholly = DistinctShardings(target.devices, target.shards[:, :rank], target.strides[:, :rank], target.index)
+        wholly, like = _of_dims(target, rank)
         summed = pending_seconds(source, wholly, shape, itemsize, reshardings, looked_up, waits=waits)
+        summed = np.take(summed, like, axis=1)
         summed[_same_parts(source, target, rank)] = 0.0
         return summed
-    # Many differ in nothing but the dims whose split leaves the parts.
-    own = np.column_stack((source.devices, source.shards[:, :rank], source.strides[:, :rank]))
-    _, first, like = np.unique(own, axis=0, return_index=True, return_inverse=True)
-    like = like.reshape(-1)
-    whole = DistinctShardings(source.devices[first], source.shards[first, :rank], source.strides[first, :rank],
-                              like[source.index].astype(np.int32))
-    moved: np.ndarray = reshardings.seconds(whole, target, shape, itemsize)[like]
-    parts = source.shards[:, rank:].prod(axis=1)
+    whole, like = _of_dims(source, rank)
+    moved = reshardings.seconds(whole, target, shape, itemsize)
+    seconds = moved[like]
+    seconds += _allreduced(source, rank, nbytes, reshardings, 0.0)[:, None]
     blocks, wanted = source.shards[:, :rank].prod(axis=1), target.shards.prod(axis=1)
-    in_place = waits & (moved == 0.0) & (blocks[:, None] == wanted) & (source.devices[:, None] == target.devices)
-    alone, together = (_allreduced(source, rank, nbytes, reshardings, waiting)[:, None]
-                       for waiting in (0.0, reshardings.waiting))
-    seconds: np.ndarray = moved + np.where(in_place, together, alone)
+    if waits:
+        in_place = (moved == 0.0)[like] & (blocks[:, None] == wanted) & (source.devices[:, None] == target.devices)
+        together = _allreduced(source, rank, nbytes, reshardings, reshardings.waiting)
+        seconds = np.where(in_place, together[:, None], seconds)
     if not reshardings.sums_on_edges:
         return seconds
-    pieces = {column: piece.shards for column, (devices, shards) in enumerate(zip(
-        target.devices.tolist(), _shards_of(target), strict=True))
-        if (piece := scattered(Partition(tuple(range(devices)), shards), tuple(shape))) is not None}
-    able = np.array([column in pieces for column in range(len(target.devices))], bool)
-    here = (parts > 1)[:, None] & able & (wanted > blocks[:, None]) & (target.devices >= source.devices[:, None])
-    columns = np.flatnonzero(here.any(axis=0))
-    if len(columns):
-        held = [pieces[column] for column in columns.tolist()]
-        gathered = _gathered(reshardings, target.devices[columns], held, _shards_of(target, columns), nbytes)
-        for count in np.unique(parts[here.any(axis=1)]).tolist():
-            rows = np.flatnonzero((parts == count) & here.any(axis=1))
-            needed = _sharded(target.devices[columns], held, source.shards.shape[1])
-            scatter = reshardings.seconds_apart(
-                Sharded(source.devices[rows], source.shards[rows], source.strides[rows]), needed, nbytes * count,
-                source.shards.shape[1] - rank)
-            place = np.ix_(rows, columns)
-            seconds[place] = np.where(here[place], scatter + gathered, seconds[place])
+    parts = source.shards[:, rank:].prod(axis=1)
+    pieces = _pieces(target, shape)
+    here = ((parts > 1)[:, None] & pieces.able & (wanted > blocks[:, None])
+            & (target.devices >= source.devices[:, None]))
+    _scatter(seconds, here, source, target, pieces, reshardings, nbytes)
     if not looked_up:
         return seconds
-    summed = np.array([math.prod(shape) // math.prod(count for count, _ in pieces[column]) if column in pieces else 0
-                       for column in range(len(wanted))], np.int64)
     rows, block = held_elements(looked_up, shape, source.shards[:, :rank], parts)
+    summed = math.prod(shape) // pieces.shards.prod(axis=1)
     as_rows = np.where(here, fewer_as_rows(rows[:, None], parts[:, None], block[:, None], summed,
                                            math.prod(shape) // wanted),
                        fewer_as_rows(rows, parts, block)[:, None])
     gathered = _rows(source, rank, shape, itemsize, looked_up, reshardings)
-    return np.where(as_rows, moved + gathered[:, None], seconds)
+    return np.where(as_rows, moved[like] + gathered[:, None], seconds)
+
+
+class _Pieces(NamedTuple):
+    """How C shardings are split further, until every device has a block of its own (`graph.partition.scattered`).
+
+    Attributes:
+      able: bool [C], whether some dim divides so far.
+      shards, strides: int64 [C, T]; as they are where none does.
+    """
+
+    able: np.ndarray
+    shards: np.ndarray
+    strides: np.ndarray
+
+
+def _pieces(target: DistinctShardings, shape: Sequence[int]) -> _Pieces:
+    """The pieces that devices sum of what they need."""
+    given = _shards_of(target)
+    found = [scattered_shards(devices, shards, tuple(shape))
+             for devices, shards in zip(target.devices.tolist(), given, strict=True)]
+    both = np.array([old if new is None else new for old, new in zip(given, found, strict=True)], np.int64)
+    both = both.reshape(*target.shards.shape, 2)
+    return _Pieces(np.array([new is not None for new in found], bool), both[:, :, 0], both[:, :, 1])
+
+
+def _scatter(seconds: np.ndarray, here: np.ndarray, source: DistinctShardings, target: DistinctShardings,
+             pieces: _Pieces, reshardings: Reshardings, nbytes: float) -> None:
+    """Puts what a reduce-scatter takes into `seconds` [R, C], for those pairs that are `here`."""
+    columns, (rank, width) = np.flatnonzero(here.any(axis=0)), (target.shards.shape[1], source.shards.shape[1])
+    held, needed = (_widened(target.devices[columns], split.shards[columns], split.strides[columns], width)
+                    for split in (pieces, target))
+    gathered = np.zeros(len(columns))
+    apart = np.flatnonzero((held.shards != needed.shards).any(axis=1) | (held.strides != needed.strides).any(axis=1))
+    # Those that need a block give each other their pieces of it.
+    gathered[apart] = reshardings.paired_seconds(*(Sharded(*(array[apart] for array in end)) for end in (held, needed)),
+                                                 nbytes)
+    parts, some = source.shards[:, rank:].prod(axis=1), here.any(axis=1)
+    for count in np.unique(parts[some]).tolist():
+        rows = np.flatnonzero((parts == count) & some)
+        scattered = reshardings.seconds_apart(Sharded(source.devices[rows], source.shards[rows], source.strides[rows]),
+                                              held, nbytes * count, width - rank)
+        _put(seconds, here, rows, columns, scattered, gathered)
+
+
+@compiled
+def _put(seconds: np.ndarray, here: np.ndarray, rows: np.ndarray, columns: np.ndarray, scattered: np.ndarray,
+         gathered: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """Puts the sums of both into those of these rows and columns that are `here`."""
+    for i in range(len(rows)):
+        line, wanted = seconds[rows[i]], here[rows[i]]
+        for j in range(len(columns)):
+            if wanted[columns[j]]:
+                line[columns[j]] = scattered[i, j] + gathered[j]
+
+
+def _of_dims(shardings: DistinctShardings, rank: int) -> tuple[DistinctShardings, np.ndarray]:
+    """The different shardings of the first dims, and which of them each has: many differ in nothing but the dims whose
+    split leaves the parts."""
+    first, like = distinct_rows(shardings.devices, shardings.shards[:, :rank], shardings.strides[:, :rank])
+    return DistinctShardings(shardings.devices[first], shardings.shards[first, :rank], shardings.strides[first, :rank],
+                             like[shardings.index].astype(np.int32)), like
 
 
 def _same_parts(source: DistinctShardings, target: DistinctShardings, rank: int) -> np.ndarray:
-    """Whether devices hold the same parts of tensors of so many dims at both ends: bool [R, C]."""
-    width = max(source.shards.shape[1], target.shards.shape[1])
-    numbers: dict[Hashable, int] = {}
-    (here, parts), (there, _) = (_numbered(end, rank, width, numbers) for end in (source, target))
+    """Whether devices hold the same parts of tensors of so many dims at both ends, in whichever order the dims that
+    leave these are: bool [R, C]."""
+    width = max(source.shards.shape[1], target.shards.shape[1]) - rank
+    _, number = distinct_rows(np.concatenate([_held_in_part(end, rank, width) for end in (source, target)]))
+    here, there = np.split(number, [len(source.devices)])
+    parts = (source.shards[:, rank:] > 1).any(axis=1)
     same: np.ndarray = (here[:, None] == there) & parts[:, None]
     return same
 
 
-def _numbered(shardings: DistinctShardings, rank: int, width: int, numbers: dict[Hashable, int],
-              ) -> tuple[np.ndarray, np.ndarray]:
-    """A number of each, the same for those under which devices hold the same parts of a tensor of so many dims, in
-    whichever order the dims that leave these are; and whether they are parts: int64 and bool [R]."""
-    found, parts = [], []
-    for devices, cuts in zip(shardings.devices.tolist(), _shards_of(shardings), strict=True):
-        split = sorted(cut for cut in cuts[rank:] if cut[0] > 1)
-        key = devices, *cuts[:rank], *split, *[(1, 1)] * (width - rank - len(split))
-        found.append(numbers.setdefault(key, len(numbers)))
-        parts.append(bool(split))
-    return np.array(found, np.int64), np.array(parts, bool)
+def _held_in_part(shardings: DistinctShardings, rank: int, width: int) -> np.ndarray:
+    """What devices hold of tensors of so many dims, behind which there are so many more at most: int64 [R, ..]."""
+    shards, strides = shardings.shards[:, rank:], shardings.strides[:, rank:]
+    splits = np.zeros((len(shards), width), np.int64)
+    splits[:, :shards.shape[1]] = np.where(shards > 1, (shards << 32) + strides, 0)
+    return np.column_stack((shardings.devices, shardings.shards[:, :rank], shardings.strides[:, :rank],
+                            np.sort(splits, axis=1)))
 
 
 def _rows(source: DistinctShardings, rank: int, shape: Sequence[int], itemsize: int, looked_up: LookedUp,
@@ -138,25 +183,14 @@ def _allreduced(source: DistinctShardings, rank: int, nbytes: float, reshardings
                              stock=reshardings.stock, waiting=waiting / blocks)
 
 
-def _gathered(reshardings: Reshardings, devices: np.ndarray, pieces: list[_Shards], wanted: list[_Shards], nbytes: float
-              ) -> np.ndarray:
-    """Seconds in which those that need a block give each other their pieces of it, for each of some shardings."""
-    width = len(wanted[0])
-    seconds = reshardings.paired_seconds(_sharded(devices, pieces, width), _sharded(devices, wanted, width), nbytes)
-    seconds[[held == needed for held, needed in zip(pieces, wanted, strict=True)]] = 0.0
-    return seconds
+def _shards_of(shardings: DistinctShardings) -> list[_Shards]:
+    """(shards, stride) per dim of every sharding."""
+    both = np.stack((shardings.shards, shardings.strides), axis=2).tolist()
+    return [tuple(map(tuple, row)) for row in both]
 
 
-def _shards_of(shardings: DistinctShardings, rows: Sequence[int] | np.ndarray | None = None,
-          ) -> list[_Shards]:
-    """(shards, stride) per dim of shardings: of all, or of some."""
-    rows = range(len(shardings.devices)) if rows is None else rows
-    return [tuple(zip(shardings.shards[row].tolist(), shardings.strides[row].tolist(), strict=True)) for row in rows]
-
-
-def _sharded(devices: np.ndarray, shards: Sequence[_Shards], width: int) -> Sharded:
+def _widened(devices: np.ndarray, shards: np.ndarray, strides: np.ndarray, width: int) -> Sharded:
     """Shardings of tensors of so many dims, of which those without any are whole."""
-    both = np.ones((2, len(shards), width), np.int64)
-    for row, entries in enumerate(shards):
-        both[:, row, :len(entries)] = np.array(entries, np.int64).reshape(-1, 2).T
+    both = np.ones((2, len(devices), width), np.int64)
+    both[0, :, :shards.shape[1]], both[1, :, :shards.shape[1]] = shards, strides
     return Sharded(devices, both[0], both[1])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pase_mtf.cost.critical_path import CriticalPaths
-from pase_mtf.cost.dim_relations import Sharded, gcd
+from pase_mtf.cost.dim_relations import Sharded, distinct_rows, gcd
 from pase_mtf.cost.distinct_pairs import DistinctPairs
 from pase_mtf.cost.slicing import copying
 from pase_mtf.cost.tables import DistinctShardings
@@ -133,9 +133,8 @@ def _sharded(shardings: DistinctShardings) -> Sharded:
 
 def _alike(shardings: Sharded) -> tuple[Sharded, np.ndarray]:
     """Those of which none differ in strides alone, and the number of that of each: int64 [R]."""
-    key = np.column_stack((shardings.devices, shardings.shards))
-    _, first, number = np.unique(key, axis=0, return_index=True, return_inverse=True)
-    return Sharded(*(array[first] for array in shardings)), number.reshape(-1)
+    first, number = distinct_rows(shardings.devices, shardings.shards)
+    return Sharded(*(array[first] for array in shardings)), number
 
 
 def _shared_memory_seconds(copied: np.ndarray, nodes: np.ndarray, sent: np.ndarray, nbytes: float, itemsize: int,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 __all__ = ["MeshImpl", "Partition", "Piece", "before_reshape", "cover", "groups", "joined", "nearest", "of_mesh",
-           "scattered", "scattered_sum", "translate", "volume", "whole", "with_partial_sums"]
+           "scattered", "scattered_shards", "scattered_sum", "translate", "volume", "whole", "with_partial_sums"]
 
 _Cell = TypeVar("_Cell")
 
@@ -233,23 +233,30 @@ def scattered_sum(source: Partition, target: Partition, shape: Sequence[int]) ->
     return scattered(target, tuple(shape))
 
 
-@functools.lru_cache(maxsize=1 << 14)
 def scattered(partition: Partition, shape: tuple[int, ...]) -> Partition | None:
     """The partition split further, until every position has a block of its own; None where no dim divides so far."""
-    shards, outer = list(partition.shards), len(partition.devices)
-    for number, stride in [*sorted((split for split in shards if split[0] > 1), key=lambda split: -split[1]), (1, 1)]:
+    shards = scattered_shards(len(partition.devices), partition.shards, shape)
+    return None if shards is None else Partition(partition.devices, shards)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def scattered_shards(positions: int, shards: tuple[tuple[int, int], ...], shape: tuple[int, ...],
+                     ) -> tuple[tuple[int, int], ...] | None:
+    """`scattered`, of the (number, stride) per dim of a partition of so many positions."""
+    found, outer = list(shards), positions
+    for number, stride in [*sorted((split for split in found if split[0] > 1), key=lambda split: -split[1]), (1, 1)]:
         if outer % (number * stride):
             return None
         replicas = outer // (number * stride)
         if replicas > 1:
             # A whole dim, the first so that shards are contiguous; else one that is split just outside of the replicas.
-            dim = next((dim for dim, (count, inner) in enumerate(shards) if shape[dim] % (count * replicas) == 0 and (
+            dim = next((dim for dim, (count, inner) in enumerate(found) if shape[dim] % (count * replicas) == 0 and (
                 count == 1 or inner == outer)), None)
             if dim is None:
                 return None
-            shards[dim] = shards[dim][0] * replicas, number * stride
+            found[dim] = found[dim][0] * replicas, number * stride
         outer = stride
-    return Partition(partition.devices, tuple(shards))
+    return tuple(found)
 
 
 def _atoms(old: Sequence[int], new: Sequence[int]) -> tuple[list[int], list[list[int]], list[list[int]]] | None:

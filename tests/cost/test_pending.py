@@ -9,7 +9,10 @@ import pytest
 from pase_mtf import models
 from pase_mtf.cost.build import build_network
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
-from pase_mtf.cost.tables import ConfigurationTable
+from pase_mtf.cost.dim_relations import distinct_rows
+from pase_mtf.cost.pending import pending_seconds
+from pase_mtf.cost.resharding import Reshardings
+from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition, groups, scattered_sum
 from pase_mtf.machine.machine import Link, Machine
@@ -156,3 +159,30 @@ def test_simulated_devices_send_what_the_edge_costs(graphs):
         for device in range(4):
             assert sum(one.end - one.begin for one in found if one.receiver == device) == pytest.approx(
                 priced.edge_cost(number, 0, choice), rel=1e-6)
+
+
+def test_rows_that_repeat_another_are_kept_once():
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        one, more = rng.integers(1, 4, 40), rng.integers(1, 4, (40, int(rng.integers(1, 4))))
+        first, number = distinct_rows(one, more)
+        table = np.column_stack((one, more))
+        assert len({tuple(row) for row in table.tolist()}) == len(first)
+        assert (table[first][number] == table).all()
+        assert (np.diff(first) > 0).all()
+
+
+def test_parts_are_the_same_in_whichever_order_their_dims_are():
+    """Two dims that leave parts, split by two and by four: named the other way round at the other end."""
+    def held(shards, strides):
+        return DistinctShardings(np.full(len(shards), 8), np.array(shards), np.array(strides),
+                                 np.arange(len(shards), dtype=np.int32))
+    source = held([[1, 2, 4], [1, 4, 2], [2, 4, 1]], [[1, 4, 1], [1, 1, 4], [4, 1, 1]])
+    target = held([[1, 4, 2], [2, 1, 4], [8, 1, 1]], [[1, 1, 4], [4, 1, 1], [1, 1, 1]])
+    shape, reshardings = (64,), Reshardings(TWO_LEVELS)
+    found = pending_seconds(source, target, shape, 4, reshardings)
+    assert (found == 0.0).tolist() == [[True, False, False], [True, False, False], [False, True, False]]
+    # What else is needed of the sum costs the same, whichever parts it is added to.
+    wholly = held([[1], [2], [8]], [[1], [4], [1]])
+    summed = pending_seconds(source, wholly, shape, 4, reshardings)
+    assert np.where(found == 0.0, 0.0, summed).tolist() == found.tolist()
