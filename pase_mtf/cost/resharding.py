@@ -151,25 +151,30 @@ def _shared_memory_seconds(copied: np.ndarray, nodes: np.ndarray, sent: np.ndarr
 
 def _stock_seconds(source: DistinctShardings, target: DistinctShardings, nbytes: float,
                    machine: Machine) -> np.ndarray:
-    """What Mesh-TF's allconcat, allsplit and alltoall of the dims that are split differently cost on shared cores:
-    [R, C]."""
+    """What Mesh-TF's allsplit, alltoall and allconcat of the dims that are split differently cost on shared cores, in
+    its order, in which slices are small while they move: [R, C]."""
     shards, wanted = source.shards[:, None, :], target.shards[None, :, :]
-    same = (shards == wanted) & ((source.strides[:, None, :] == target.strides[None, :, :]) | (shards == 1))
+    strides, others = source.strides[:, None, :], target.strides[None, :, :]
+    same = (shards == wanted) & ((strides == others) | (shards == 1))
     joined, split = np.where(same, 1, shards), np.where(same, 1, wanted)
-    joins, splits = (joined > 1).sum(axis=2), (split > 1).sum(axis=2)
     # An axis that splits another dim afterwards: pieces are exchanged, and no device has all of the tensor.
-    (members, apart), (others, others_apart) = (
-        tuple(np.where(parts > 1, each, 0).sum(axis=2) for each in (parts, strides)) for parts, strides in (
-            (joined, source.strides[:, None, :]), (split, target.strides[None, :, :])))
-    exchanged = (joins == 1) & (splits == 1) & (members == others) & (apart == others_apart)
-    block = nbytes / np.where(same, shards, 1).prod(axis=2)  # when everything is concatenated
+    pairs = ((joined[..., :, None] == split[..., None, :]) & (strides[..., :, None] == others[..., None, :])
+             & (joined[..., :, None] > 1))
+    members = np.where(pairs.any(axis=3), joined, 1)
+    joined, split = np.where(members > 1, 1, joined), np.where(pairs.any(axis=2), 1, split)
+    splits = (split > 1).sum(axis=2)
+    block = nbytes / (shards.prod(axis=2) * split.prod(axis=2))  # of a device, when all is split
+    # The place of a shard is computed, then it is sliced.
+    seconds = machine.with_overhead((splits > 0) * 2.0 * block / machine.memory_bandwidth, 4.0 * splits)
+    exchanged = _exchange_seconds(block[..., None] * members, members, machine)
+    seconds = seconds + np.where(members > 1, exchanged, 0.0).sum(axis=2)
+    # Outer axes are joined first, and what is joined then is larger every time.
+    order = np.argsort(np.where(joined > 1, -strides, 1), axis=2)
+    joined = np.take_along_axis(joined, order, axis=2)
+    made = block[..., None] * np.cumprod(joined, axis=2)
+    joins = np.where(joined > 1, machine.with_overhead(2.0 * made / machine.memory_bandwidth), 0.0)
     message = machine.overhead + machine.links[-1].latency
-    seconds = ((joined - 1).sum(axis=2) * message
-               + joins * machine.with_overhead(2.0 * block / machine.memory_bandwidth)
-               # The place of a shard is computed, then it is sliced.
-               + machine.with_overhead((splits > 0) * 2.0 * block / split.prod(axis=2) / machine.memory_bandwidth,
-                                       4.0 * splits))
-    seconds = np.where(exchanged, _exchange_seconds(block, np.maximum(members, 1), machine), seconds)
+    seconds = seconds + ((joined - 1) * message + joins).sum(axis=2)
     total: np.ndarray = np.maximum(source.devices[:, None], target.devices[None, :]) * seconds
     return total
 

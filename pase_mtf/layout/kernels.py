@@ -11,7 +11,7 @@ from pase_mtf.export.phases import FORWARD, phases_of
 from pase_mtf.layout.space import MeshShape, rules_text
 from pase_mtf.lowering.equal_nodes import first_of_equal
 from pase_mtf.lowering.nodes import IDLE_NODES, kernel_of
-from pase_mtf.machine.kernels import Kernel
+from pase_mtf.machine.kernels import SENT, Kernel, send_kernel
 from pase_mtf.operations.facts import read_operations, trains
 from pase_mtf.operations.flow import Flow, all_operations
 from pase_mtf.operations.protocols import LaidOut
@@ -85,6 +85,14 @@ def _unread(graph: mtf.Graph, *, gradients: bool) -> list[mtf.Tensor]:
             if gradients or phase == FORWARD for tensor in fact.operation.outputs if tensor not in read]
 
 
+def _sent(node: tf.Operation) -> Kernel | None:
+    """What a ring hands on to the next device: it computes nothing, but sending takes its time, as in strategies."""
+    if node.type != SENT or node.inputs[0].device in ("", node.device):
+        return None
+    elements = node.outputs[0].shape.num_elements()
+    return None if elements is None else send_kernel(elements, node.outputs[0].dtype.size)
+
+
 def layout_kernels(graph: mtf.Graph, outputs: Iterable[mtf.Tensor], mesh: MeshShape,
                    rules: Mapping[str, str]) -> LayoutKernels:
     """Lowers a graph in the current tf.Graph, which holds what it imports.
@@ -116,7 +124,7 @@ def layout_kernels(graph: mtf.Graph, outputs: Iterable[mtf.Tensor], mesh: MeshSh
         seen.add(node)
         waiting += [*(tensor.op for tensor in node.inputs), *node.control_inputs]
     for node in first_of_equal(node for node in tf.get_default_graph().get_operations() if node in seen):
-        kernel = kernel_of(node)
+        kernel = kernel_of(node) or _sent(node)
         if kernel is not None:
             part = next((part for part, scope in _SCOPES.items() if scope in node.name), COMPUTE)
             parts.setdefault(part, collections.Counter())[kernel] += 1

@@ -1,5 +1,7 @@
 """What Mesh-TF's own collectives cost on shared cores: as many operations as its lowering makes."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -52,3 +54,16 @@ def test_an_exchange_is_priced_by_the_operations_it_makes(devices):
                                        np.zeros(1, np.int32)) for shards in ([1, devices], [devices, 1]))
     priced = Reshardings(COUNTING, stock=True).seconds(before, after, (64, 64), 4)
     assert priced[0, 0] == pytest.approx(nodes)
+
+
+def test_what_is_split_is_so_before_an_exchange_and_what_is_joined_after_it():
+    """The reshapes of a mixture of experts on rows:2;cols:4, there and back."""
+    machine = dataclasses.replace(COUNTING, memory_bandwidth=1e3)
+    batch, both, experts = (
+        DistinctShardings(np.array([8]), np.array([shards]), np.array([strides]), np.zeros(1, np.int32))
+        for shards, strides in (([1, 2, 1], [1, 4, 1]), ([1, 2, 4], [1, 4, 1]), ([2, 1, 4], [4, 1, 1])))
+
+    def seconds(before, after):
+        return Reshardings(machine, stock=True).seconds(before, after, (8, 8, 16), 4)[0, 0]
+    assert seconds(batch, experts) == pytest.approx(seconds(batch, both) + seconds(both, experts))
+    assert seconds(experts, batch) == pytest.approx(seconds(experts, both) + seconds(both, batch))

@@ -24,6 +24,7 @@ from pase_mtf.lowering.equal_nodes import first_of_equal
 from pase_mtf.lowering.nodes import kernel_of
 from pase_mtf.machine.kernel_file import load_times
 from pase_mtf.machine.kernel_table import save_tables
+from pase_mtf.machine.kernels import SENT, send_kernel
 from pase_mtf.machine.references import REFERENCES
 from pase_mtf.strategy import warm
 
@@ -75,8 +76,19 @@ def test_the_kernels_of_a_layout_are_those_of_the_graph_that_runs(layout):
         run = {node.name for node in names}
         kernels = list(map(kernel_of, first_of_equal(node for node in tf_graph.get_operations() if node.name in run)))
     together = sum(found.parts.values(), type(found.parts[COMPUTE])())
-    assert together == type(together)(kernel for kernel in kernels if kernel is not None)
+    nodes = type(together)({kernel: times for kernel, times in together.items() if kernel.operation != SENT})
+    assert nodes == type(together)(kernel for kernel in kernels if kernel is not None)
     assert ("all-reduce" in found.parts) == bool(rules)
+
+
+def test_what_a_ring_hands_on_is_sent():
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh, io = mtf.Mesh(graph, "mesh"), mtf.Dimension("io", 64)
+        x = mtf.import_tf_tensor(mesh, tf.zeros([16, 64]), mtf.Shape([mtf.Dimension("batch", 16), io]))
+        y = mtf.reshape(mtf.square(x), mtf.Shape([mtf.Dimension("rows", 16), io]))
+        parts = layout_kernels(graph, [y], *parse_layout("all:4;batch:all")).parts
+    assert parts["resharding"][send_kernel(4 * 64, 4)] == 12  # to each of four devices the blocks of three others
 
 
 def test_by_the_machine_at_hand_and_by_a_file(cache_dir, timed_kernels, tmp_path):
