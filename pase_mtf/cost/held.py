@@ -15,6 +15,7 @@ import numpy as np
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration
+from pase_mtf.graph.looked_up import LookedUp
 
 __all__ = ["ACTIVATIONS", "BUFFERS", "MEMORY_PARTS", "AllItems", "LayerItems", "Shares"]
 
@@ -154,6 +155,8 @@ class LayerItems:
                     begin = max(held.begin, held.shared_from) if in_place else held.begin
                     until = max(-1 if in_place else begin, held.shared_until if self._shared else -1)
                     nbytes = 0.0 if arrives and in_place and held.shared_until < 0 else size(summed)
+                    if arrives and not self._shared and operation.looked_up:
+                        nbytes = max(nbytes, _rows_bytes(operation.looked_up, summed))
                     yield _Item(BUFFERS, nbytes, self._pattern(summed.dims), begin, begin - 1,
                                 parts_of, held.waits_until if arrives else until, arrives)
 
@@ -190,6 +193,14 @@ class LayerItems:
         made /= max(len(np.unique(self.waits_until[self.of_sum])), 1)
         total: np.ndarray = arrives + np.where(waits.any(axis=0), made, 0.0)
         return total
+
+
+def _rows_bytes(found: LookedUp, table: Operand) -> float:
+    """Bytes of all rows of a table's gradient, as they arrive and as they are put together, where devices give each
+    other rows (`graph.looked_up`; told of the whole table); 0 where they do not."""
+    elements = math.prod(table.shape)
+    row = elements // table.shape[found.dim]
+    return 2.0 * found.indices * row * table.itemsize if found.indices * (row + 1) < 2 * elements else 0.0
 
 
 def _partial_sums(operation: LayerOperation) -> dict[int, tuple[tuple[str, ...], Operand]]:

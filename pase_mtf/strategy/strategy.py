@@ -235,8 +235,8 @@ class Strategy:
 
     @checked_arguments
     def memory_frontier(self, points: int = 8, time_limit: float = 0.5) -> tuple[FrontierPoint, ...]:
-        """What memory buys: the least predicted time of a step within limits from the least that any strategy needs to
-        what the fastest needs.
+        """What memory buys: the least predicted time of a step within limits from what the lightest needs that is found
+        to what the fastest needs.
 
         Args:
           points: how many limits.

@@ -96,7 +96,8 @@ def frontier_of(priced: PricedNetwork, points: int, time_limit: float | None = N
     for limit in np.linspace(least, most, points).tolist():
         # What was found for a lower limit keeps this one as well.
         kept = found[-1].solution if found else lightest
-        solution = lightest if limit == least else cheapest if limit == most else solve_within(
+        # At the lowest limit, too: what was found by its bytes may not be the cheapest that needs as little.
+        solution = cheapest if limit == most else solve_within(
             priced, limit, {**options, "initial": kept.assignment}, cheapest)
         if kept.cost < solution.cost:
             # Only the assignment: with more memory there may be a cheaper one, so a bound or proof from below is none.

@@ -10,9 +10,10 @@ import pytest
 from prices import price_strategy
 
 from pase_mtf import models
-from pase_mtf.compat import tf
+from pase_mtf.compat import mtf, tf
 from pase_mtf.cost.build import build_network
 from pase_mtf.cost.compute import PARTS, layer_parts
+from pase_mtf.cost.memory import MemoryModel
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.rows import row_sum_of, rows_seconds, travel_as_rows
 from pase_mtf.cost.signature import layer_signature
@@ -273,3 +274,23 @@ def test_rows_that_cannot_be_are_refused(sharded, place, wrong, tmp_path):
     (tmp_path / "graph.json").write_text(json.dumps(data))
     with pytest.raises(FormatError, match="not a graph"):
         ComputationGraph.load(tmp_path / "graph.json")
+
+
+def test_rows_that_arrive_are_in_memory():
+    """All rows of the batch, as they arrive and put together: more than the table here."""
+    batch, words, width = mtf.Dimension("batch", 120), mtf.Dimension("words", 64), mtf.Dimension("width", 16)
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        ids = mtf.import_tf_tensor(mesh, tf.zeros([120], tf.int32), mtf.Shape([batch]))
+        table = mtf.get_variable(mesh, "table", mtf.Shape([words, width]), initializer=tf.zeros_initializer())
+        loss = mtf.reduce_mean(mtf.square(mtf.gather(table, ids, words)))
+        variables = graph.trainable_variables
+        gradients = mtf.gradients([loss], [one.outputs[0] for one in variables])
+        graph.updates = mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, variables)
+        exported = export_graph(graph)
+    assert _looked_up(exported)
+    chosen = [Configuration((("batch" if "batch" in layer.splittable else "", 4),)) for layer in exported.layers]
+    rows = 2 * 120 * 16 * 4
+    assert MemoryModel(exported).peak(chosen)[0]["communication buffers"] >= rows
+    assert MemoryModel(exported, shared=True).peak(chosen)[0]["communication buffers"] < rows

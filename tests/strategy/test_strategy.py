@@ -157,12 +157,12 @@ def test_what_memory_buys_keeps_no_proof_of_less_memory(graph, monkeypatch):
     def hurried(priced, limit, options, cheapest, plain=within.solve_within):
         told.append(options["initial"])
         found = plain(priced, limit, options, cheapest)
-        return found if len(told) == 1 else dataclasses.replace(
+        return found if len(told) <= 2 else dataclasses.replace(
             found, cost=2 * found.cost, lower_bound=0.5 * cheapest.cost, gap=0.75, optimal=False)
     monkeypatch.setattr(within, "solve_within", hurried)
     points = find_strategy(graph, devices=8, machine=Machine.load("h100")).memory_frontier(points=4, time_limit=60.0)
     least, first, second, most = (point.solution for point in points)
-    assert told == [least.assignment, first.assignment]
+    assert told[1:] == [least.assignment, first.assignment]
     assert first.optimal
     assert (second.assignment, second.cost, points[2].memory) == (first.assignment, first.cost, points[1].memory)
     assert not second.optimal
