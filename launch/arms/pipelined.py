@@ -106,7 +106,13 @@ def lower_pipeline(program: PipelinedProgram, one: PipelinedProgram, pipeline: P
     specs = specs_of_layers(graph, pipeline.configurations, *groups)
     plan: Mapping[mtf.Operation, MeshSpec] = {operation: specs[layer] for operation, layer in layers.items()}
     stages = {operation: pipeline.stage_of(layer) for operation, layer in layers.items()}
-    return PlanLowering(program.graph, plan, devices, step, rank=rank, turns=_turns(program, pipeline, stages))
+    # Who updates a part computes the new value of that part, as it is priced; else all would subtract the whole.
+    spec_of = {layer.name: spec for layer, spec in zip(graph.layers, specs, strict=True)}
+    updated_by = {variable.name: variable.updated_by for layer in graph.layers for variable in layer.variables}
+    updates = {variable: spec_of[updated_by[variable.name]] for variable in program.graph.all_variables
+               if updated_by.get(variable.name)}
+    return PlanLowering(program.graph, plan, devices, step, rank=rank, updates=updates,
+                        turns=_turns(program, pipeline, stages))
 
 
 def works_of_pipeline(program: Program, lowering: mtf.Lowering) -> dict[str, Work]:

@@ -5,6 +5,7 @@ Dims are looked at one by one: whatever holds of a pair of splits is found out o
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -148,8 +149,8 @@ def distinct_rows(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       int64 [distinct], the first of those that are equal, and int64 [R], for every row the number of the one kept.
     """
     table = np.ascontiguousarray(np.column_stack(columns))
-    known: dict[bytes, int] = {}
-    rows = table.view(np.dtype((np.void, table.itemsize * table.shape[1]))).reshape(-1).tolist()
+    known: dict[Hashable, int] = {}
+    rows: Sequence[Hashable] = table.view(np.dtype((np.void, table.itemsize * table.shape[1]))).reshape(-1).tolist()
     number = np.fromiter((known.setdefault(row, len(known)) for row in rows), np.int64, len(rows))
     return np.unique(number, return_index=True)[1], number
 

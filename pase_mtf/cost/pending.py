@@ -52,12 +52,12 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
     if target.shards.shape[1] > rank:
         wholly, like = _of_dims(target, rank)
         summed = pending_seconds(source, wholly, shape, itemsize, reshardings, looked_up, waits=waits)
-        summed = np.take(summed, like, axis=1)
-        summed[_same_parts(source, target, rank)] = 0.0
-        return summed
+        added: np.ndarray = np.take(summed, like, axis=1)
+        added[_same_parts(source, target, rank)] = 0.0
+        return added
     whole, like = _of_dims(source, rank)
     moved = reshardings.seconds(whole, target, shape, itemsize)
-    seconds = moved[like]
+    seconds: np.ndarray = moved[like]
     seconds += _allreduced(source, rank, nbytes, reshardings, 0.0)[:, None]
     blocks, wanted = source.shards[:, :rank].prod(axis=1), target.shards.prod(axis=1)
     if waits:
@@ -79,7 +79,8 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
                                            math.prod(shape) // wanted),
                        fewer_as_rows(rows, parts, block)[:, None])
     gathered = _rows(source, rank, shape, itemsize, looked_up, reshardings)
-    return np.where(as_rows, moved[like] + gathered[:, None], seconds)
+    cheaper: np.ndarray = np.where(as_rows, moved[like] + gathered[:, None], seconds)
+    return cheaper
 
 
 class _Pieces(NamedTuple):
@@ -114,8 +115,8 @@ def _scatter(seconds: np.ndarray, here: np.ndarray, source: DistinctShardings, t
     gathered = np.zeros(len(columns))
     apart = np.flatnonzero((held.shards != needed.shards).any(axis=1) | (held.strides != needed.strides).any(axis=1))
     # Those that need a block give each other their pieces of it.
-    gathered[apart] = reshardings.paired_seconds(*(Sharded(*(array[apart] for array in end)) for end in (held, needed)),
-                                                 nbytes)
+    before, after = (Sharded(*(array[apart] for array in end)) for end in (held, needed))
+    gathered[apart] = reshardings.paired_seconds(before, after, nbytes)
     parts, some = source.shards[:, rank:].prod(axis=1), here.any(axis=1)
     for count in np.unique(parts[some]).tolist():
         rows = np.flatnonzero((parts == count) & some)
@@ -149,7 +150,7 @@ def _same_parts(source: DistinctShardings, target: DistinctShardings, rank: int)
     width = max(source.shards.shape[1], target.shards.shape[1]) - rank
     _, number = distinct_rows(np.concatenate([_held_in_part(end, rank, width) for end in (source, target)]))
     here, there = np.split(number, [len(source.devices)])
-    parts = (source.shards[:, rank:] > 1).any(axis=1)
+    parts = source.shards[:, rank:].prod(axis=1) > 1
     same: np.ndarray = (here[:, None] == there) & parts[:, None]
     return same
 

@@ -95,7 +95,7 @@ class Cutting:
         as are the first so many.
         """
         return [Place(left, first, stop, size) for size in self._sizes
-                if offset % size == 0 and offset + size <= self.devices
+                if offset % size == 0 and offset + size + left - 1 <= self.devices  # one for each that follows
                 and all(offset % node == 0 or offset // node == (offset + size - 1) // node for node in self._nodes)
                 for stop in ([self.blocks] if left == 1 else range(first + 1, self.blocks - left + 2))]
 

@@ -92,6 +92,8 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
     best, told = search.best({count: RatePrices(made.graph, search.machine) for count, made in search.blocks.items()},
                              _SECONDS)
     best = search.in_stages(best)
+    # The bound is of blocks that hand on whole sums; what is told is the step that is lowered.
+    told["gap"] = max(told["gap"], gap_above(best.step.seconds, told["lower_bound"]))
     told["seconds"] = time.perf_counter() - start
     return search.pipeline(best, search.machine, told)
 
@@ -148,6 +150,8 @@ class _Search:
         all_costs: dict[int, StageCosts] = {}
         all_cuts: dict[int, Cuts] = {}
         numbers = self._numbers
+        if self._stages is not None:
+            told["stages"] = self._stages
         for count, made in self.blocks.items():
             costs = StageCosts(made, prices[count], count, self._memory[count], self._limit)
             cuts = all_cuts[count] = Cuts(made, costs, prices[count], count, self._devices, self._schedule)
@@ -271,6 +275,7 @@ def find_measured_pipeline(graphs: Mapping[int, ComputationGraph], sources: Mapp
         told.update({"optimal": False, "lower_bound": 0.0})
     told["gap"] = gap_above(best.step.seconds, told["lower_bound"])
     best = search.in_stages(best, kernels, begin + seconds)
+    told["gap"] = max(told["gap"], gap_above(best.step.seconds, told["lower_bound"]))
     told["seconds"] = time.perf_counter() - begin
     told["kernels"] = kernels.report(best.microbatches, best.stages)
     return search.pipeline(best, kernels.machine, told)
@@ -291,7 +296,7 @@ def evaluate_pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microba
       seconds, progress: as of `find_measured_pipeline`.
 
     Raises:
-      UsageError: a configuration that its layer cannot have.
+      UsageError: a configuration that its layer cannot have, or a stage that reaches into another node.
     """
     check_schedule(schedule)
     summed = _in_stages(graph, stages, microbatches)
@@ -328,8 +333,12 @@ def _step(graph: ComputationGraph, stages: Sequence[Laid], microbatches: int, sc
 
 
 def _check_configurations(graph: ComputationGraph, stages: Sequence[Laid], machine: Machine) -> None:
-    """Raises UsageError where a layer is split as it cannot be."""
+    """Raises UsageError where a layer is split as it cannot be, or a stage lies across nodes."""
     for stage in stages:
+        first, last = stage.offset, stage.offset + stage.devices - 1
+        if any(first % node and first // node != last // node for node in machine.nodes):  # priced as the first devices
+            raise UsageError(f"a stage on devices {first} to {last}: they reach into another node of {machine.name!r} "
+                             "and do not begin with one; search anew for this machine")
         offered = build_network(part_of_graph(graph, stage.first, stage.stop), machine, stage.devices)
         for number, configuration in enumerate(stage.configurations):
             offered.index(number, configuration)

@@ -89,6 +89,7 @@ class PipelineReport(TypedDict, total=False):
       optimal: whether what all of them found is proven.
       microbatches: the numbers that were tried.
       simulated: how many cuts were.
+      stages: the number of stages that was asked for; without it every number was looked at.
       lower_bound: seconds that no simulated step is shorter than of any cut of these blocks whose stages have their
         cheapest strategies, found or not; of a pipeline that is given nothing is known. Files of earlier versions lack
         it.
@@ -104,6 +105,7 @@ class PipelineReport(TypedDict, total=False):
     optimal: bool
     microbatches: list[int]
     simulated: int
+    stages: int
     lower_bound: float
     gap: float
     seconds: float
@@ -258,11 +260,13 @@ class Pipeline:
         found = self.search
         proof = "each proven" if found["optimal"] else "not all proven"
         counts = " or ".join(map(str, found["microbatches"]))
+        numbers = (f"{found['stages']} stage{'s' * (found['stages'] != 1)}" if "stages" in found
+                   else "every number of stages")
         kernels = kernels_text({"kernels": found["kernels"]}) if "kernels" in found else ""
         if not found["pairs"]:
             return "given, not searched" + (f"; prices: {kernels}" if kernels else "")
         return (f"{found['pairs']} stages on groups of devices ({found['blocks']} blocks, {found['searched']} "
-                f"searches, {proof}); {counts} microbatches and every number of stages, {found['simulated']} cuts "
+                f"searches, {proof}); {counts} microbatches and {numbers}, {found['simulated']} cuts "
                 f"simulated{distance_text(found)}" + (f"; prices: {kernels}" if kernels else ""))
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -165,8 +165,14 @@ class StageCosts:
         self._memory, self._limit = memory, math.inf if memory_limit is None or memory is None else memory_limit
         self._groups: dict[int, _Group] = {}
         self._found: dict[Hashable, _Found] = {}
-        self.searched, self.pairs, self.optimal = 0, 0, True
+        self.searched, self.optimal = 0, True
+        self._asked: set[tuple[int, int, int]] = set()
         self._within, self._of_block = functools.cache(self._kept), functools.cache(self._least_of_block)
+
+    @property
+    def pairs(self) -> int:
+        """Of how many stages on groups it was asked what they take at least; of how many follow them is no matter."""
+        return len(self._asked)
 
     def least(self, first: int, stop: int, devices: int) -> float:
         """Seconds that no strategy of a stage takes less than, whatever it holds: those of its blocks, each by itself.
@@ -174,7 +180,7 @@ class StageCosts:
         Args:
           first, stop, devices: as of `best`.
         """
-        self.pairs += 1
+        self._asked.add((first, stop, devices))
         return sum(self._of_block(block, devices) for block in range(first, stop)) + self._received(
             *self._layers(first, stop), devices)
 

@@ -269,3 +269,16 @@ def test_rows_of_all_microbatches_are_summed_together(tmp_path, monkeypatch):
         program = _program("gnmt", config, 8, 2, "sgd")
         lower_pipeline(program, one, pipeline, devices, rank=Rank.of(devices, 0), graph=graph)
     assert terms == [2, 2]
+
+
+def test_new_values_are_computed_where_updates_are_split(tmp_path):
+    config = _config("gnmt", tmp_path)
+    with tf.Graph().as_default():
+        one = _program("gnmt", config, 2, 1, "sgd")
+        graph = export_graph(one.graph, sharded_updates=True)
+        pipeline = _drawn(graph, 2, 4, 2, "1f1b", 5)
+    with tf.Graph().as_default():
+        lowering = lower_pipeline(_program("gnmt", config, 4, 2, "sgd"), one, pipeline, harness.device_names(4))
+    wanted = {variable.name for layer in graph.layers for variable in layer.variables if variable.updated_by}
+    assert wanted
+    assert {variable.name for variable in lowering._updating} == wanted

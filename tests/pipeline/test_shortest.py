@@ -87,7 +87,7 @@ def test_no_cut_is_shorter_than_its_bounds_and_none_than_what_is_found(graphs, m
             steps.append(seconds)
             gaps.append(seconds / after[-1] - 1)
     found, least = shortest_steps(all_cuts, range(2, _DEVICES + 1), math.inf, math.inf)
-    assert found[-1].step.seconds == min(steps) == least
+    assert found[-1].step.seconds == least == pytest.approx(min(steps), rel=1e-6)  # a hop is a latency of shared memory
     assert sum(cuts.simulated for cuts in all_cuts.values()) < len(steps) / 2
     assert min(gaps) < 0.2
 
@@ -183,3 +183,15 @@ def test_the_gap_is_told_with_time_and_without(graphs, monkeypatch):
         steps = [cuts.simulate(cut) for cut in _every(blocks.count)]
         own = next(step for step in steps if step.stages == one.laid())
         assert own.step.seconds <= (1 + one.search["gap"]) * least * (1 + 1e-9)
+
+
+def test_the_gap_is_of_the_step_that_is_told(monkeypatch):
+    """What is priced at last may take longer than what was searched."""
+    step = find._step
+
+    def longer(*given):
+        found = step(*given)
+        return dataclasses.replace(found, seconds=1.1 * found.seconds)
+    monkeypatch.setattr(find, "_step", longer)
+    found = find_pipeline({4: perceptron((64,) * 5, batch=16)}, 2, harness.MACHINE, blocks=4)
+    assert found.search["gap"] >= found.seconds / found.search["lower_bound"] - 1 - 1e-9
