@@ -31,9 +31,10 @@ from pase_mtf.launch.files import RunFiles, write_outcome
 from pase_mtf.launch.flag_values import PIPELINE, ArmName
 from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.possible import why_left_out
 from pase_mtf.launch.reports.fitting import Fitting
 from pase_mtf.launch.reports.text import describe_run, elsewhere_note, final_table, orders_note, search_summary
-from pase_mtf.launch.run_folder import newest_checkpoint
+from pase_mtf.launch.run_folder import has_ended, newest_checkpoint
 from pase_mtf.launch.spent import Spent
 from pase_mtf.launch.strategies.finding import (
     MAIN_SHARE,
@@ -179,6 +180,9 @@ def _check_untouched(plan: Plan) -> None:
     if now is not None and now != plan.newest:
         raise UsageError(f"--output_dir={options.output_dir}: another run has written step-{now} there since this one "
                          "was started; give the same command again to go on from it")
+    if options.in_place and plan.checkpoint is None and has_ended(options.output_dir):  # `resolve` found none
+        raise UsageError(f"--output_dir={options.output_dir}: another run has ended there since this one was started; "
+                         "give the same command again")
 
 
 def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStack) -> _Prepared:
@@ -195,7 +199,7 @@ def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStac
     spent = Spent()
     with spent.on("reference_kernels"):
         machine = machine_of(plan, None, joined=joined is not None) if options.prices == "roofline" else None
-    if options.prices == "measured":
+    if options.prices == "measured" or None in (options.microbatch_count, options.recomputed):
         with spent.on("compiling"):
             ready(Telling())
     graph, program = export_with_program(plan)
@@ -253,7 +257,8 @@ def _search(run: _Prepared) -> tuple[dict[str, Pipeline], dict[str, Strategy], d
     """The pipelines and the strategies of a run, and why there are no others: what is trained first, which gets the
     most of the time for measuring kernels."""
     plan, begin = run.plan, time.monotonic()
-    kinds = {arm.method == PIPELINE for arm in run.arms if arm.method != "stock"}
+    kinds = {arm.method == PIPELINE for arm in run.arms  # what is left out needs no time
+             if arm.method != "stock" and not why_left_out(arm, plan.options, plan.config)}
     share = MAIN_SHARE * plan.options.measure_seconds if len(kinds) > 1 else plan.options.measure_seconds
     staged = functools.partial(find_pipelines, plan, run.arms, run.machine, run.prices)
     whole = functools.partial(find_strategies, plan, run.graph, run.machine, run.prices,
@@ -335,7 +340,9 @@ def _build(run: _Prepared, found: _Found) -> tuple[_Built, _Found]:
 def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts, output: Output) -> History:
     """Trains the arms side by side, and writes the checkpoints; returns what was measured."""
     plan, options, arms, alone = run.plan, run.plan.options, built.arms, run.board is None
-    config = plan.config_json()
+    asked = plan.asked or options  # who resumes this one begins with what was asked for, not with what was left of it
+    config = dataclasses.replace(plan, options=dataclasses.replace(
+        options, warmup=asked.warmup, steps=asked.steps)).config_json()
     keeper = Keeper(run.files.path("checkpoint"), arms[0], built.data, run.graph.hash, microbatches=plan.microbatches,
                     recompute=plan.recomputed, first_step=plan.first_step, every=options.checkpoint_every, alone=alone)
     judge = Judge(plan, found.chosen, arms, run.data, run.board)

@@ -7,12 +7,14 @@ what it keeps of their variables into checkpoints. It prints nothing; it ends wh
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -167,6 +169,12 @@ def _join(membership: Membership) -> int:
 
 
 if __name__ == "__main__":
-    # TensorFlow's threads would keep the process.
-    sys.stdout.flush()
-    os._exit(main())
+    code = 1
+    try:
+        code = main()
+    except BaseException:
+        traceback.print_exc()  # what no user causes; the launcher sees the exit code, and starts again
+    finally:
+        with contextlib.suppress(OSError):  # nobody reads any more
+            sys.stdout.flush()
+        os._exit(code)  # TensorFlow's threads would keep the process

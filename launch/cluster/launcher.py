@@ -240,6 +240,8 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], other
         outcome = watch([*here, *others], interrupts)
         if outcome.fault is not None and _is_done(plan, before):
             outcome = Outcome(0)
+        elif outcome.fault is not None and interrupts.asked and _last_summary(plan) not in (None, before):
+            outcome = Outcome(interrupts.answer())  # the last file is written, so is all else
         elif outcome.fault is not None and is_cut_off(others):
             outcome = outcome._replace(fault=Fault(0, f"({tasks[0]}) hears nothing of any other host: it is cut off"))
         elif outcome.fault is not None and _is_wanted(outcome.fault, interrupts):
@@ -301,14 +303,18 @@ def _clear_up(options: ResolvedOptions, *, anew: bool = False) -> None:
     metrics, lock = os.path.join(folder, METRICS), filelock.FileLock(os.path.join(folder, LOCK), timeout=0)
     if not os.path.isdir(folder):  # which a lock would make
         return
+    # Out of the way first, so that nobody takes it meanwhile, and removed when the lock in it is closed: NFS keeps a
+    # file that is open, and its folder with it.
+    gone = os.path.join(os.path.dirname(os.path.abspath(folder)), f".gone-{os.urandom(8).hex()}")
     with contextlib.suppress(OSError, PaseError):  # filelock.Timeout is an OSError
         take_lock(lock)
         try:
             if anew or (not options.in_place and os.path.exists(metrics) and not os.path.getsize(metrics)):
-                shutil.rmtree(folder, ignore_errors=True)
+                os.rename(folder, gone)
             forget_half_written(folder)
         finally:
             lock.release()
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _membership(plan: Plan, tasks: tuple[str, ...], rank: int) -> Membership:

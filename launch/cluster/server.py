@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from typing import NamedTuple
 from pase_mtf.compat import tf
 from pase_mtf.errors import ClusterError
 from pase_mtf.launch.cluster.board import Board
+from pase_mtf.launch.cluster.wire import connect, split_address
 from pase_mtf.launch.console import summarize_error
 from pase_mtf.runtime import JOB, Devices, session_config
 
@@ -47,8 +47,7 @@ def check_servers(tasks: Sequence[str], within: float = ANSWERS_WITHIN) -> None:
     missing, end = dict(enumerate(tasks)), time.monotonic() + within
     while missing and time.monotonic() < end:
         for rank, task in list(missing.items()):
-            host, _, port = task.rpartition(":")
-            with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):
+            with contextlib.suppress(OSError), connect(split_address(task), timeout=1.0):  # no connection with itself
                 del missing[rank]
         time.sleep(0.1 if missing else 0.0)
     if missing:

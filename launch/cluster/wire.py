@@ -54,8 +54,8 @@ def control_address(tasks: Sequence[str]) -> tuple[str, int]:
 
 def listen(address: tuple[str, int], from_elsewhere: bool = False) -> socket.socket:
     """A socket that listens at a host's own address; on all interfaces, which a line tells, where the name is that of
-    something before it, as of a service in a cluster of containers, or leads back to the host itself, as a host's own
-    name does on Debian (127.0.1.1 in /etc/hosts), while others are to come from elsewhere.
+    something before it, as of a service in a cluster of containers, or, while others are to come from elsewhere, leads
+    back to the host itself, as a host's own name does on Debian (127.0.1.1 in /etc/hosts), or has several addresses.
 
     Args:
       address: host and port.
@@ -66,10 +66,16 @@ def listen(address: tuple[str, int], from_elsewhere: bool = False) -> socket.soc
     """
     host, port = address
     try:
-        family, *_, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        reached = str(resolved[0])
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, *_, resolved = entries[0]
+        reached, several = str(resolved[0]), sorted({str(entry[-1][0]) for entry in entries})
         note = None
-        if from_elsewhere and host not in (reached, "localhost") and ipaddress.ip_address(reached).is_loopback:
+        if from_elsewhere and len(several) > 1 and host != "localhost":
+            # Others may know it by one of these alone.
+            if socket.has_dualstack_ipv6() and any(entry[0] == socket.AF_INET6 for entry in entries):
+                family = socket.AF_INET6
+            note = f"{host} is {' and '.join(several)}"
+        elif from_elsewhere and host not in (reached, "localhost") and ipaddress.ip_address(reached).is_loopback:
             note = f"{host} is {reached} on this host"
         else:
             try:

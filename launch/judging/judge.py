@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from pase_mtf.compat import tf
-from pase_mtf.errors import MismatchError, OutOfMemoryError
+from pase_mtf.errors import DataError, FormatError, MismatchError, OutOfMemoryError
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.cluster.board import Board
@@ -87,7 +87,7 @@ class Judge:
             with Stage("settling in float64"):
                 batches = list(itertools.islice(self._data.batches(history.first_step), STEPS))
                 found = settle(self._plan, self._chosen, list(losses), batches, self._board)
-        except (OutOfMemoryError, MismatchError) as error:
+        except (OutOfMemoryError, MismatchError, DataError, FormatError) as error:  # or what it began with is gone
             return f"{suspicion}; it cannot be settled in float64 ({error}); these numbers must not be used"
         return self._verdict(suspicion, found)
 

@@ -8,11 +8,14 @@ import types
 import pytest
 from micro_models import SIZES
 
+from pase_mtf.launch import execution
 from pase_mtf.launch.__main__ import main
 from pase_mtf.launch.arms.recipe import microbatch_of
+from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.strategies import pipelining
+from pase_mtf.launch.strategies.finding import Found
 from pase_mtf.launch.strategies.pipelining import find_pipelines
 from pase_mtf.launch.summary import read_summary
 from pase_mtf.machine.machine import Machine
@@ -342,3 +345,15 @@ def test_a_damaged_file_is_told(launch, kept, tmp_path):
         code, _, _, err = launch(f"--strategy={path}", "--compare=none", output=f"run{len(message)}")
         assert code != 0
         assert message in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("model", "seconds"), [("densenet121", 60.0), ("rnnlm", 40.0)])
+def test_one_that_is_left_out_takes_no_time_from_the_others(monkeypatch, model, seconds):
+    plan = resolve(parse_command_line([f"--model={model}", "--preset=tiny", "--mesh=2", "--devices=cpu",
+                                       "--compare=pipeline"]))
+    asked = []
+    monkeypatch.setattr(execution, "find_strategies", lambda *given, known: asked.append(given[-1]) or Found({}, {}))
+    monkeypatch.setattr(execution, "find_pipelines", lambda *given: ({}, {}))
+    execution._search(types.SimpleNamespace(plan=plan, graph=None, machine=None, prices=None, fitting=None,
+                                            arms=plan.options.arms))
+    assert asked == [pytest.approx(seconds)]

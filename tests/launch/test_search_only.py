@@ -35,3 +35,9 @@ def test_a_limit_that_no_strategy_keeps_to(launch):
     for told in ("layer", "predicted step", "optimal"):
         assert told not in out
     assert not folder.exists()
+
+
+def test_compiling_for_what_fits_is_no_searching(launch):
+    code, folder, _, err = launch("--search_only", "--compare=none", "--recompute=auto", "--memory_limit=1GB")
+    assert code == 0, err
+    assert json.loads((folder / "summary.json").read_text())["spent"]["compiling"] > 0.0

@@ -90,6 +90,8 @@ def test_one_step_that_is_left_is_the_last(preset, crashing, tmp_path):
     summary = read_summary(folder / "summary.json")
     assert (summary["status"], summary["steps_done"]) == ("done", 7)
     assert summary["arms"]["search"]["measured_steps"] == 0
+    options = json.loads((folder / "config.json").read_text())["options"]
+    assert (options["warmup"], options["steps"]) == (1, 6)  # whoever resumes it begins with what was asked for
 
 
 @pytest.mark.parametrize("steps", [1, 5])
@@ -459,17 +461,18 @@ def test_the_launcher_of_a_cluster_takes_it_up(preset, finished, tmp_path):
     assert options_after(again) == left
 
 
-def test_what_another_run_has_kept_since_is_not_removed(preset, finished, tmp_path, capsys, monkeypatch):
-    """It was asked to end, and wrote its checkpoint while this one, which was started at once, was still loading."""
+@pytest.mark.parametrize(("left_out", "did"), [("none", "written step-3"), ("checkpoint", "ended")])
+def test_what_another_run_has_kept_since_is_not_removed(preset, finished, tmp_path, capsys, monkeypatch, left_out, did):
+    """It was asked to end, and wrote its checkpoint, or none, while this one, started at once, was still loading."""
     folder = tmp_path / "run"
 
     def late(*given):
-        shutil.copytree(finished, folder)
+        shutil.copytree(finished, folder, ignore=shutil.ignore_patterns(left_out))
         return open_data(*given)
     monkeypatch.setattr("pase_mtf.launch.execution.open_data", late)
     assert main(_command(preset, folder)) == 2
-    assert "another run has written step-3 there since this one was started" in capsys.readouterr().err
-    assert find_checkpoint(str(folder)).step == 3
+    assert f"another run has {did} there since this one was started" in capsys.readouterr().err
+    assert (folder / "checkpoint").exists() == (left_out == "none")
     assert list(metrics(folder)) == [0, 1, 2]
 
 

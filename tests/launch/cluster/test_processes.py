@@ -470,3 +470,7 @@ def test_the_summary_of_a_run_before_ends_no_other(run_of_one, tmp_path):
     (tmp_path / "summary.json").write_text(_DONE)
     with pytest.raises(ClusterError, match="rank 1 was killed by SIGKILL; all processes were ended"):
         run_of_one(Outcome(7, Fault(1, "was killed by SIGKILL")))
+
+
+def test_a_process_that_is_lost_once_an_interrupted_run_is_written_is_no_fault(run_of_one):
+    assert run_of_one(Outcome(7, Fault(1, "was killed by SIGKILL")), wishes=1, wrote='{"status": "interrupted"}') == 143

@@ -1,5 +1,7 @@
 """One client over the servers of two processes, here of one: devices, variables, memory, losses."""
 
+import socket
+
 import numpy as np
 import pytest
 from cluster_runs import two_servers
@@ -104,3 +106,13 @@ def test_a_missing_process_is_named(served):
 def test_a_port_that_is_taken(served):
     with pytest.raises(ClusterError, match=f"rank 1: cannot listen at {served.tasks[1]}"):
         start_server(served, 1)
+
+
+def test_a_connection_with_itself_is_no_server(monkeypatch):
+    gone, = local_addresses(1)
+    known = socket.create_connection
+    monkeypatch.setattr(socket, "create_connection", lambda address, timeout: known(
+        address, timeout, source_address=address))  # as the system happens to choose it
+    with pytest.raises(ClusterError, match="no answer from rank 0"):
+        check_servers([gone], within=0.3)
+    socket.create_server(("127.0.0.1", int(gone.rpartition(":")[2]))).close()  # nothing holds it

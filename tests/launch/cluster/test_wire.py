@@ -2,6 +2,7 @@
 
 import json
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,3 +61,15 @@ def test_there_is_no_port_above_the_last():
     with pytest.raises(UsageError, match="there is none above 65535"):
         control_address(("a:65535", "b:1"))
     assert control_address(("[::1]:5", "b:9", "[::1]:7")) == ("::1", 8)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this system has no IPv6")
+def test_a_launcher_whose_host_has_several_addresses_listens_at_all(monkeypatch, capfd):
+    made, kind = [], socket.SOCK_STREAM
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [
+        (socket.AF_INET6, kind, 6, "", ("fd00::5", 7, 0, 0)), (socket.AF_INET, kind, 6, "", ("10.0.0.5", 7))])
+    monkeypatch.setattr(socket, "create_server", lambda address, **how: made.append((address, how["family"])) or
+                        SimpleNamespace(setblocking=lambda _: None))
+    wire.listen(("alpha", 7), from_elsewhere=True)
+    assert made == [(("", 7), socket.AF_INET6)]
+    assert "alpha is 10.0.0.5 and fd00::5: its launcher listens on all interfaces" in capfd.readouterr().err

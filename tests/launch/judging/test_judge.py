@@ -11,6 +11,7 @@ from micro_models import SIZES
 from planting import KINDS, Plant, planted
 
 from pase_mtf import models
+from pase_mtf.errors import DataError, FormatError
 from pase_mtf.launch.arms.arm import build_arms
 from pase_mtf.launch.arms.program import export_with_program
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo
@@ -195,3 +196,16 @@ def test_the_run_before_may_have_trained_a_file_that_is_gone(tmp_path):
         plan, options=dataclasses.replace(plan.options, resume=str(tmp_path)), earlier={"strategy": "best"},
         checkpoint=CheckpointInfo("step-3", 3, "abc", order=ORDER, microbatches=1))
     assert judge.losses_before(plan) == [4.0]
+
+
+@pytest.mark.parametrize("error", [FormatError("gone"), DataError("gone")])
+def test_what_a_run_began_with_may_be_gone_when_it_is_settled(tmp_path, monkeypatch, error):
+    """Of another folder, which somebody has removed: what was measured is written all the same."""
+    plan = resolve(parse_command_line(["--model=alexnet", "--preset=tiny", "--mesh=4", "--devices=cpu",
+                                       "--machine=h100", f"--output_dir={tmp_path / 'run'}"]))
+    monkeypatch.setattr(judge, "settle", lambda *_: (_ for _ in ()).throw(error))
+    arms = [_Narrow("search", 0.0), _Narrow("data_parallel", 0.05)]
+    losses = {arm.name: [arm.loss] for arm in arms}
+    found = Judge(plan, dict.fromkeys(losses), arms, SimpleNamespace(batches=lambda step: iter(())))
+    said = found.check(SimpleNamespace(losses=lambda name, since: losses[name][since:], first_step=0))
+    assert "it cannot be settled in float64 (gone)" in said

@@ -1,0 +1,38 @@
+"""What ends of processes leave behind: no folder that a run begins anew in, no process that nobody watches."""
+
+import os
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+from pase_mtf.launch.cluster import launcher
+from pase_mtf.launch.files import RunFiles
+
+
+def test_a_folder_goes_where_what_is_open_is_kept(tmp_path, monkeypatch):
+    """NFS keeps a file that is open, and its folder with it, until it is closed."""
+    folder, known = tmp_path / "run", shutil.rmtree
+    with RunFiles(str(folder)) as files:
+        files.keep()
+
+    def as_on_nfs(path, **how):
+        held = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+        if not any(name.startswith(f"{os.path.realpath(path)}/") for name in held):
+            known(path, **how)
+    monkeypatch.setattr(launcher.shutil, "rmtree", as_on_nfs)
+    launcher._clear_up(SimpleNamespace(output_dir=str(folder), in_place=False))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_follower_that_fails_is_kept_by_no_thread():
+    """As TensorFlow's would: a process that stays is no fault that a launcher finds."""
+    program = ("import runpy, threading, time\n"
+               "from pase_mtf.launch.cluster import membership\n"
+               "def fails(*_): raise RuntimeError('NCCL')\n"
+               "membership.started_by_launcher = fails\n"
+               "threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+               "runpy.run_module('pase_mtf.launch.cluster.follower', run_name='__main__')\n")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "RuntimeError: NCCL" in done.stderr
