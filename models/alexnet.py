@@ -1,4 +1,5 @@
-"""AlexNet: convolutions with pooling, then fully connected layers (Krizhevsky et al. 2012, without its two-GPU groups).
+"""AlexNet: convolutions with pooling, then fully connected layers (Krizhevsky et al. 2012, without its two-GPU groups
+and local response normalisation).
 
 Every layer's channels have a dim of their own: a layer's input and output channels can be split differently, and a
 layout rule can name one layer. Height and width cannot be split in Mesh-TF's convolution.

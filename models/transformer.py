@@ -2,7 +2,7 @@
 
 Departures, each for a reason: layer norm stands before a sublayer and not after it (trains without warm-up); no biases
 (as in Mesh-TF's own Transformer); the embeddings of source and target and the output projection are three variables,
-not one (each can be split its own way). Token 0 is padding, and padding stands at the end.
+not one (each can be split its own way); no label smoothing. Token 0 is padding, and padding stands at the end.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ __all__ = ["ORDER", "Batch", "Data", "Source", "StepBatch", "number_of"]
 
 _KEYS = 3
 """Words of 32 bits that TensorFlow's kernel takes as a key (Simon, a block cipher, as a permutation)."""
-ORDER = 2
-"""The version of the order of examples: losses of runs that saw them in another are not those that would come."""
+ORDER = 3
+"""The version of the order of examples, and of those that are made up: losses of runs that saw others, or in another
+order, are not those that would come."""
 _ROUNDS = 8
 """Of the cipher. After the four that TensorFlow takes by default, orders by keys that differ a little are alike."""
 

@@ -14,7 +14,6 @@ from pase_mtf.models.presets import ImageConfig, ModelConfig, TextConfig
 __all__ = ["synthetic_source"]
 
 _EXAMPLES = 1 << 16
-_PATCHES = 4096
 _WORDS = 1 << 24
 """Of a text, at most: a few hundred megabytes while it is made."""
 
@@ -40,10 +39,11 @@ def _images(config: ImageConfig, seed: int) -> Source:
     places = np.arange(config.image) * 4 // config.image
     size = int(np.prod(shape))
     # One long strip of noise, cut somewhere else for every example: drawing it anew would take the processor's time
-    # from the training that is measured.
-    noise = 2 * generator.standard_normal(size + _PATCHES).astype(np.float32)
+    # from the training that is measured. No two are cut at one place: of equal pictures one might be held out, and the
+    # other trained on.
+    noise = 2 * generator.standard_normal(size + _EXAMPLES).astype(np.float32)
     labels = generator.integers(config.classes, size=_EXAMPLES).astype(np.int32)
-    cuts = generator.integers(_PATCHES, size=_EXAMPLES)
+    cuts = generator.permutation(_EXAMPLES)
     dtype = np.dtype(kept_dtype(config.dtype))
 
     def load(numbers: np.ndarray) -> Batch:
@@ -51,7 +51,7 @@ def _images(config: ImageConfig, seed: int) -> Source:
         images += coarse[labels[numbers]][:, places][:, :, places]
         return {"images": images.astype(dtype), "labels": labels[numbers]}
 
-    description = (f"synthetic (no --data): {_EXAMPLES:,} noisy pictures of {config.image}x{config.image}x"
+    description = (f"synthetic (no --data): {_EXAMPLES:,} different noisy pictures of {config.image}x{config.image}x"
                    f"{config.image_channels}, {config.classes} classes")
     return Source(description, _EXAMPLES, load, {"images": (dtype, shape), "labels": (np.dtype(np.int32), ())})
 
@@ -61,20 +61,22 @@ def _translations(config: TextConfig, seed: int) -> Source:
     generator = np.random.default_rng([seed, 2])
     words = config.vocab - RESERVED
     frequency = 1 / np.arange(1, words + 1)
-    drawn = generator.choice(words, size=max(_EXAMPLES, 4 * config.length), p=frequency / frequency.sum())
+    examples = max(1, min(_EXAMPLES, _WORDS // config.length))
+    # Sentences that share nothing, as the windows of `_text`: of some that did, those held out would be trained on.
+    drawn = generator.choice(words, size=examples * config.length, p=frequency / frequency.sum())
     translation = generator.permutation(words)
-    lengths = generator.integers(max(1, config.length // 2), config.length, size=_EXAMPLES)
-    starts = generator.integers(len(drawn) - config.length, size=_EXAMPLES)
+    lengths = generator.integers(max(1, config.length // 2), config.length, size=examples)
+    starts = np.arange(examples) * config.length
 
     def load(numbers: np.ndarray) -> Batch:
         sentences = [drawn[starts[number]:starts[number] + lengths[number]] for number in numbers]
         return pad_pair([np.append(sentence + RESERVED, END) for sentence in sentences],
                         [np.append(translation[sentence] + RESERVED, END) for sentence in sentences], config.length)
 
-    description = (f"synthetic (no --data): {_EXAMPLES:,} sentences of at most {config.length} words out of {words:,}, "
-                   "translated word by word")
+    description = (f"synthetic (no --data): {examples:,} separate sentences of at most {config.length} words out of "
+                   f"{words:,}, translated word by word")
     shape = (np.dtype(np.int32), (config.length,))
-    return Source(description, _EXAMPLES, load, {"source": shape, "decoder_input": shape, "target": shape})
+    return Source(description, examples, load, {"source": shape, "decoder_input": shape, "target": shape})
 
 
 def _text(config: TextConfig, seed: int) -> Source:

@@ -37,8 +37,14 @@ def draw_projection(axes: Axes, projection: Projection) -> None:
     for ways in sorted({mix.ways for point in projection.points for mix in point.mixes}):
         known = [(point.devices, _speedup(point, ways, base.seconds_per_example)) for point in projection.points
                  if any(mix.ways == ways for mix in point.mixes)]
-        axes.plot([devices for devices, _ in known], [speedup for _, speedup in known], "o-", markersize=3,
-                  label="data parallelism alone" if ways == 1 else f"{ways} devices to a worker")
+        line, = axes.plot([devices for devices, _ in known], [speedup for _, speedup in known], "o-", markersize=3,
+                          label="data parallelism alone" if ways == 1 else f"{ways} devices to a worker")
+        # Hollow, as in the curve: the target was not reached, so that it is at most so many times as fast.
+        missed = {point.devices for point in projection.points for mix in point.mixes
+                  if mix.ways == ways and mix.epochs.at_least}
+        if bounds := [pair for pair in known if pair[0] in missed]:
+            axes.plot([devices for devices, _ in bounds], [speedup for _, speedup in bounds], "o", markersize=3,
+                      color=line.get_color(), markerfacecolor="white")
     if projection.hybrid_from is not None:
         axes.axvline(projection.hybrid_from, color="grey", linestyle=":", linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="devices",

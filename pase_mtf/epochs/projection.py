@@ -174,10 +174,12 @@ class Projection:
 
     @property
     def alone_still_gains(self) -> bool:
-        """Whether data parallelism alone is done first on the most devices it is known on: more might do better."""
-        known = [point.devices for point in self.points if point.data_parallel]
+        """Whether data parallelism alone might do better on other devices than those that it is done first on: these
+        are the most it is known on, or of others, which missed the target, the least time is below theirs."""
+        known = [point for point in self.points if point.data_parallel]
         alone = self.best_alone
-        return alone is not None and len(known) > 1 and alone.devices == known[-1]
+        return alone is not None and len(known) > 1 and (
+            alone.devices == known[-1].devices or any(_alone(point)[0] < _alone(alone)[0] for point in known))
 
     @property
     def best_of_all(self) -> Point | None:

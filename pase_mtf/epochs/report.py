@@ -75,7 +75,7 @@ def summary_lines(projection: Projection, examples: int | None = None) -> list[s
         lines.append(f"hybrid is not ahead of data parallelism alone on {projection.decided[-1].devices} devices")
     alone, best, gain = projection.best_alone, projection.best_of_all, projection.gain_at_scale
     if alone and best and best.best and gain:
-        end = " (the most that it is known on: more might do better)" if projection.alone_still_gains else ""
+        end = " (as far as is known: more devices might do better)" if projection.alone_still_gains else ""
         lines.append(f"at scale: data parallelism alone is done first on {alone.devices} devices{end}; "
                      f"{_mix_text(best.best)} on {best.devices} is done {ratio_text(gain)} times as fast")
     if examples is not None and best and best.best:

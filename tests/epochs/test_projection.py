@@ -5,9 +5,11 @@ import json
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from pase_mtf import EpochCurve, StepTimes, project_training
 from pase_mtf.epochs.curve import Run
+from pase_mtf.epochs.picture import draw_projection
 from pase_mtf.epochs.report import projection_text, ratio_text, spread_text
 from pase_mtf.errors import UsageError
 
@@ -219,3 +221,21 @@ def test_numbers_of_numpy_are_json_too():
     data = json.loads(json.dumps(project_training(curve, steps, [1, 2], [1]).to_json(examples=64)))
     assert [run["batch"] for run in data["runs"]] == [32, 64]
     assert [point["mixes"][0]["step_seconds"] for point in data["points"]] == [0.5, 0.75]
+
+
+def test_alone_that_missed_its_target_on_more_devices_may_be_done_first_there():
+    def projection(least):
+        runs = (Run(32, 4.0), Run(64, 6.0), Run(128, 9.0), Run(256, least, reached=False))
+        return project_training(EpochCurve(runs), _steps(), [1, 2, 4, 8], [1, 2])
+    found = projection(12.0)
+    assert found.best_alone.devices == 4
+    assert found.alone_still_gains
+    assert "more devices might do better" in projection_text(found)
+    assert not projection(40.0).alone_still_gains  # 40 epochs are too many already
+
+
+def test_a_mix_that_missed_its_target_is_hollow():
+    axes = Figure().subplots()
+    curve = EpochCurve((Run(32, 4.0), Run(64, 8.0, reached=False)))
+    draw_projection(axes, project_training(curve, _steps(), [1, 2], [1]))
+    assert [list(line.get_xdata()) for line in axes.lines if line.get_markerfacecolor() == "white"] == [[2]]

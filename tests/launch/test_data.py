@@ -421,3 +421,9 @@ def test_an_idx_file_is_unpacked_as_far_as_its_header_promises(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 1 << 22
     finally:
         tracemalloc.stop()
+
+
+def test_synthetic_pictures_are_all_different():
+    """Or some of those that are held out would be trained on."""
+    pictures = open_data(None, ALEXNET, IMAGES, 1, 0).source.load(np.arange(4000))["images"]
+    assert len(set(map(bytes, pictures))) == 4000

@@ -13,7 +13,7 @@ import pytest
 from pase_mtf import models
 from pase_mtf.errors import DataError
 from pase_mtf.launch.data import check_data, open_data
-from pase_mtf.launch.data.synthetic import _text
+from pase_mtf.launch.data.synthetic import _text, _translations
 from pase_mtf.launch.data.text import END, PADDING, RESERVED, START, _interruptible, read_lines
 
 TEXT = models.load_config("transformer", "tiny", batch=4, length=16, vocab=400)
@@ -268,3 +268,12 @@ def test_of_another_encoding_it_is_told_which(tmp_path, encoding, told):
     (tmp_path / "a.txt").write_bytes("Grüße\n".encode(encoding))
     with pytest.raises(DataError, match=f"iconv -f {told} -t UTF-8"):
         read_lines(str(tmp_path / "a.txt"))
+
+
+def test_synthetic_sentences_share_nothing():
+    """Or those that are held out would be trained on."""
+    source = _translations(dataclasses.replace(TEXT, vocab=60000), seed=0)
+    sentences = [line[:line.index(END)] for line in source.load(np.arange(4000))["source"].tolist()]
+    runs = [tuple(line[begin:begin + 6]) for line in sentences for begin in range(len(line) - 5)]
+    assert len(set(runs)) > 0.99 * len(runs)
+    assert source.load(np.array([source.examples - 1]))["target"].any()
