@@ -89,6 +89,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.needed = 0
+        self.of_updates = 0  # bits of updates that something waits for: no other update runs these
         self.idle = False
         self._entries: dict[int, _Entry] = {}
         self._digest = hashlib.sha256()
@@ -117,17 +118,24 @@ class Ledger:
         """Enters a tensor, or an operation, that depends on transfers (besides those of what it waits for)."""
         needs |= self._waiting[-1]
         self._entries[id(made)] = _Entry(made, device, needs)
+        self._use(needs)
+        return made
+
+    def use(self, xs: Iterable[object]) -> None:
+        """Something that is not entered, an assignment or what goes round in a loop, takes tensors as they are."""
+        self._use(self.needs(xs))
+
+    def _use(self, needs: int) -> None:
         self._of_turn |= needs
         if self._loops:
             self._loops[-1].needs |= needs
         elif not self.idle:
-            self.needed |= needs
-        return made
+            self.needed |= needs & ~self.of_updates
 
     @contextlib.contextmanager
-    def waiting_for(self, control: Iterable[object]) -> Iterator[None]:
-        """What is entered in this context waits for tensors and operations."""
-        self._waiting.append(self._waiting[-1] | self.needs(control))
+    def waiting_for(self, control: Iterable[object], besides: int = 0) -> Iterator[None]:
+        """What is entered in this context waits for tensors and operations, and for these bits."""
+        self._waiting.append(self._waiting[-1] | self.needs(control) | besides)
         try:
             yield
         finally:

@@ -202,6 +202,10 @@ class RankEmitter(Emitter):
         """A tensor that is on a device and depends on no transfer, such as what a variable was read as."""
         return self.ledger.enter(x, device, 0)
 
+    def use(self, xs: Iterable[AnyTensor]) -> None:
+        """What they need of other processes has to be run with what takes them."""
+        self.ledger.use(xs)
+
     # Single nodes
 
     def _emit(self, device: str, xs: Sequence[AnyTensor], make: Callable[[list[tf.Tensor]], tf.Tensor],
@@ -300,7 +304,15 @@ class RankEmitter(Emitter):
         """What is made in this context waits for tensors and operations, those of this process."""
         control = list(control)
         own = [x for x in control if not isinstance(x, StandIn)]
-        with self.ledger.waiting_for(control), tf.control_dependencies(own):
+        updates, bit = [x for x in own if isinstance(x, tf.Operation)], 0
+        if updates and not self.ledger.in_loop:
+            # Every process runs its part of an update that something waits for, whether it has a part of that or not.
+            number = self.ledger.transfer("update")
+            bit = self.ledger.bit(number)
+            self.ledger.of_updates |= bit
+            with tf.control_dependencies(None):
+                self.ledger.pin(number, tf.group(updates))
+        with self.ledger.waiting_for(control, bit), tf.control_dependencies(own):
             yield
 
     def behind_turns(self, after: Sequence[int]) -> contextlib.AbstractContextManager:
@@ -348,6 +360,7 @@ class RankEmitter(Emitter):
         def own(slices_of: Sequence[Sequence[AnyTensor]]) -> list[tf.Tensor]:
             brought = [(device, self.exchange.bring(device, x)) for names, slices in zip(
                 devices, slices_of, strict=True) for device, x in zip(names, slices, strict=True)]
+            self.ledger.use(x for _, x in brought)
             mine = []
             for device, x in brought:
                 if self.owns(device):
@@ -367,7 +380,8 @@ class RankEmitter(Emitter):
 
         number = self.ledger.transfer("loop", [list(names) for names in devices])
         bit, mine = self.ledger.bit(number), own(starts)
-        with on(self.first_own):
+        needs = 0 if self.ledger.in_loop else self.ledger.needs(x for slices in starts for x in slices)
+        with on(self.first_own), tf.control_dependencies(self.ledger.pins(needs & self.ledger.of_updates)):
             mine = self._collectives.behind([tf.constant(0), *mine])
         with self.ledger.loop() as loop, on(self.first_own):
             loop.needs |= self.ledger.needs(x for slices in starts for x in slices)
@@ -382,6 +396,7 @@ class RankEmitter(Emitter):
 
     def _everywhere(self, values: Sequence[AnyTensor], devices: Sequence[str]) -> tf.Tensor:
         """What all devices hold alike, in this process."""
+        self.ledger.use(values)
         found = None
         for number in self.first_devices:
             device = self.devices[number]

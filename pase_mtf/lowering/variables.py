@@ -174,6 +174,7 @@ class LaidOutVariable:
         result, emitter = [], self._mesh_impl.emitter
         values = [emitter.exchange.bring(device, value)
                   for device, value in zip(self._mesh_impl.devices, values, strict=True)]
+        emitter.use(values)  # of all devices: nothing is made of them that would tell what they need
         besides = self._besides.get(next(scopes()), [])
         for position, (device, variable, value, old) in enumerate(zip(
                 self._mesh_impl.devices, self.laid_out_tensor.all_slices, values, read, strict=True)):

@@ -1,0 +1,60 @@
+"""What ranks wait for: updates that something depends on, and both ends of what is taken as it is."""
+
+import itertools
+
+import nets
+import pytest
+from rank_worker import cluster_devices
+from ranks import assert_all_ends_or_none, reached
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.lowering import collectives
+from pase_mtf.lowering.lowering import PlanLowering
+from pase_mtf.lowering.mesh_spec import MeshSpec
+from pase_mtf.lowering.ranks import Rank
+
+
+def _on(*devices):
+    return MeshSpec(((frozenset(), len(devices)),), devices)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_waits_for_an_update_runs_it_on_all_ranks(rank):
+    """Also on those that have no part of what waits."""
+    devices = cluster_devices(2, 1)
+    with tf.Graph().as_default():
+        b = nets.Builder(tf.float32)
+        w = b.variable("w", [nets.dim("a", 8)])
+        update = mtf.assign(w.operation, w * 0.5)
+        loss = mtf.depend(mtf.zeros(b.mesh, []), [update])
+        plan = dict.fromkeys(b.graph.operations, MeshSpec(((frozenset(["a"]), 2),), (0, 1)))
+        plan[loss.operation] = _on(0)
+        lowering = PlanLowering(b.graph, plan, devices, rank=Rank.of(devices, rank))
+        run = reached(lowering.export_to_tf_tensor(loss).op)
+    assert any(node.type == "AssignVariableOp" for node in run)
+
+
+@pytest.mark.parametrize("loop", [False, True])
+def test_what_is_taken_as_it_is_needs_both_ends_of_its_transfers(loop, monkeypatch):
+    devices, found = cluster_devices(2, 1), []
+    for rank in range(2):
+        monkeypatch.setattr(collectives, "_KEYS", itertools.count(1))
+        with tf.Graph().as_default():
+            b = nets.Builder(tf.float32)
+            if loop:
+                x, start = b.input("x", [nets.dim("a", 8)]), b.input("s", [nets.dim("a", 8)])
+                made, count = mtf.tanh(x), mtf.import_tf_tensor(b.mesh, tf.constant(0), [])
+                last = mtf.while_loop(lambda i, _: mtf.less(i, 3), lambda i, _, made=made: [i + 1, made],
+                                      [count, start])[1]
+                plan = {**dict.fromkeys(b.graph.operations, _on(0)), x.operation: _on(1)}
+            else:
+                w = b.variable("w", [nets.dim("a", 8)])
+                new = w * 0.5
+                mtf.tanh(new)  # no assignment needs it
+                update = mtf.assign(w.operation, new)
+                plan = {**dict.fromkeys(b.graph.operations, _on(0, 1)),
+                        new.operation: MeshSpec(((frozenset(["a"]), 2),), (0, 1))}
+            lowering = PlanLowering(b.graph, plan, devices, rank=Rank.of(devices, rank))
+            fetch = lowering.export_to_tf_tensor(last).op if loop else lowering.lowered_operation(update)
+            found.append((lowering, [fetch]))
+    assert_all_ends_or_none(found)
