@@ -93,6 +93,15 @@ class Group:
         # A name that is a dim of one and an alias in the other cannot be both.
         self.aliases = {name: dim for name, dim in {**other.aliases, **self.aliases}.items() if name not in self.sizes}
 
+    def keep_to(self, facts: Iterable[OperationFacts]) -> None:
+        """Gives up the splits that its operations cannot keep by the names that their dims have now."""
+        for fact in facts:
+            for dim in fact.dims:
+                self.sizes.setdefault(self.resolve(dim.name), set()).add(dim.size)
+            names = {self.resolve(dim.name) for dim in fact.dims}
+            self.legal -= (names - {self.resolve(name) for name in fact.splittable}
+                           | self._confused(fact) | self._moved(fact))
+
     def dims(self) -> dict[str, int]:
         """Dim name -> the gcd of its sizes."""
         return {name: math.gcd(*sizes) for name, sizes in self.sizes.items()}
@@ -154,7 +163,11 @@ class Groups:
         kept, gone = sorted((self.find(one), self.find(other)))
         if kept != gone:
             self._parent[gone] = kept
-            self._groups[kept].take_over(self._groups[gone])
+            group, other_group = self._groups[kept], self._groups[gone]
+            before = [group.aliases, other_group.aliases]
+            group.take_over(other_group)
+            if any(aliases.items() - group.aliases.items() for aliases in before):
+                group.keep_to([self._facts[index] for index in group.members])
 
     def result(self) -> list[Group]:
         """The groups in the order of their anchors, one that updates weights right behind the one that has them; every

@@ -92,7 +92,7 @@ class Lifetimes:
             return tuple(held)
         # Told by the largest tensor: who splits that splits what is made of it, or it of.
         number, tensor = max(tensors, key=lambda entry: entry[1].size * entry[1].dtype.size)
-        times = besides / (tensor.size * tensor.dtype.size)
+        times = besides / max(tensor.size * tensor.dtype.size, 1)
         return (*held, *(Held(number, begin, begin, times) for begin in begins))
 
     def of_sum(self, total: mtf.Tensor) -> tuple[Held, ...]:

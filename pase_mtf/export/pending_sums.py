@@ -54,11 +54,16 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
     facts = list(facts)
     consumers = Counter(tensor for fact in facts for tensor in fact.reads)
     consumers.update(accumulated.values())
+    # Who waits for a sum has it made where its parts are.
+    awaited = [tensor for fact in facts for tensor in fact.rule.waits_for(fact.operation)
+               if isinstance(tensor, mtf.Tensor)]
+    consumers.update(awaited)
     due: dict[mtf.Tensor, tuple[str, ...]] = {}
     pending: dict[mtf.Tensor, tuple[str, ...]] = {}
     added_to: dict[mtf.Tensor, tuple[str, ...]] = {}
     mixed: set[mtf.Tensor] = set()  # sums of parts over dims of several names
     rows = _Rows()
+    loops = {tensor: fact.loops for fact in facts for tensor in fact.outputs}
     for fact in facts:
         if not (fact.contracts or fact.rule.forwards_sums):
             continue
@@ -82,7 +87,9 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
         # Of several only such of one shape are added before they are summed over devices: others are broadcast.
         alike = fact.rule.is_view or all(tensor.shape == outputs[0].shape for tensor in fact.reads)
         over = {pending.get(tensor) for tensor in here}
-        if (not alike or len(over) != 1 or any(tensor not in pending or consumers[tensor] != 1 for tensor in fact.reads)
+        # What a loop reads from outside of it is summed there, once, before it turns.
+        if (not alike or len(over) != 1 or any(
+                tensor not in pending or consumers[tensor] != 1 or loops[tensor] != fact.loops for tensor in fact.reads)
                 or (elsewhere and (fact.rule.is_view or any(
                     tensor in mixed or tensor in rows.looked_up for tensor in fact.reads)))):
             continue
@@ -104,7 +111,7 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
             if consumers[inside] == 1:
                 del due[inside]
     return PendingSums(
-        due, frozenset(pending.keys() & due.keys() - set(accumulated.values())), added_to,
+        due, frozenset(pending.keys() & due.keys() - {*accumulated.values(), *awaited}), added_to,
         {tensor: looked_up for tensor, looked_up in rows.looked_up.items() if tensor in due}, rows.added_into(due))
 
 

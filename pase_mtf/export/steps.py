@@ -309,7 +309,8 @@ class Steps:
         if made.nbytes or done:
             steps = (self.tensors.step[self.tensors.of(tensor)]
                      for tensor, is_late in zip(fact.sources, late, strict=True) if not is_late)
-            self.early.append(Early(step, first, tuple(steps), made.nbytes / self.tensors.nbytes[first], done))
+            self.early.append(Early(step, first, tuple(steps),
+                                    made.nbytes / max(self.tensors.nbytes[first], 1.0), done))
 
     def _turning_loops(self, running: Sequence[OperationFacts]) -> dict[mtf.Operation, TurningLoop]:
         found = {}

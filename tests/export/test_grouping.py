@@ -45,3 +45,20 @@ def test_gradients_follow_their_layer_where_a_scope_within_is_called_alike():
         layers = {layer.name: set(layer.dims) for layer in _trained(graph, y).layers}
     assert layers["net/product"] == {"batch", "d_model", "d_ff"}
     assert layers["net/net/product"] == {"batch", "d_ff", "vocab"}
+
+
+def test_a_reshape_keeps_its_limits_where_a_variable_joins_two_layers():
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        d, e, h, k = (mtf.Dimension(name, size) for name, size in (("d", 512), ("e", 16), ("heads", 8), ("k", 64)))
+        x, other = (mtf.import_tf_tensor(mesh, tf.zeros([8, of.size]), mtf.Shape([B, of])) for of in (e, d))
+        bias = _variable(mesh, "bias", h, k)
+        y = mtf.einsum([x, _variable(mesh, "w", e, d)], output_shape=mtf.Shape([B, d]))
+        mtf.add(mtf.reshape(y, mtf.Shape([B, h, k])), bias)
+        mtf.add(mtf.einsum([other, _variable(mesh, "v", d, h, k)], output_shape=mtf.Shape([B, h, k])), bias)
+        exported = export_graph(graph)
+    (layer, reshape), = [(layer, operation) for layer in exported.layers for operation in layer.operations
+                         if operation.role == "rename"]
+    (old,), (new,) = reshape.inputs, reshape.outputs
+    assert not {name for name in {*old.dims} ^ {*new.dims} if name in layer.splittable}

@@ -138,3 +138,13 @@ def test_constants_are_there_all_the_time():
     assert held.begin == 0
     assert held.end >= max(other.end for layer in exported.layers for operation in layer.operations
                            for other in operation.held)
+
+
+def test_gradients_without_elements_are_exported():
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh, none = mtf.Mesh(graph, "mesh"), mtf.Dimension("none", 0)
+        x = mtf.import_tf_tensor(mesh, tf.zeros([0, 16]), mtf.Shape([none, D]))
+        w = mtf.get_variable(mesh, "w", mtf.Shape([D, V]), initializer=tf.zeros_initializer())
+        mtf.gradients([mtf.reduce_sum(mtf.softplus(mtf.einsum([x, w], [none, V])))], [w])
+        assert export_graph(graph).layers

@@ -249,3 +249,13 @@ def test_the_sums_of_a_loop_are_there_while_it_turns_and_wait_for_other_devices_
         dataclasses.replace(operation, reduced=()) if operation in sums else operation
         for operation in layer.operations)) for layer in graph.layers))
     assert bytes_at(graph) >= bytes_at(summed_before) + largest
+
+
+def test_a_sum_from_outside_of_a_loop_is_made_once(builder):
+    a, b, c, one = dim("a", 8), dim("b", 8), dim("c", 8), dim("one", 1)
+    z = mtf.einsum([builder.input("x", [a, b]), builder.variable("w", [b, one, c])], [a, one, c])
+    mtf.while_loop(lambda i, _: mtf.less(i, 5),
+                   lambda i, state: [i + 1, mtf.tanh(state + mtf.reshape(z, mtf.Shape([a, c])))],
+                   [_start(builder), builder.input("start", [a, c])])
+    assert [operation.trips for layer in export_graph(builder.graph).layers for operation in layer.operations
+            if "b" in operation.reduced] == [1]

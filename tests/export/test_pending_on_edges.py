@@ -176,3 +176,17 @@ def test_a_file_in_which_dims_are_broadcast_that_are_not_there_is_refused(tmp_pa
     path.write_text(json.dumps(data))
     with pytest.raises(FormatError, match="broadcast"):
         ComputationGraph.load(path)
+
+
+def _awaited(mesh):
+    x = mtf.import_tf_tensor(mesh, tf.zeros([16, 16]), mtf.Shape([BATCH, INPUTS]))
+    first, second = (mtf.get_variable(mesh, name, mtf.Shape(dims))
+                     for name, dims in (("first", [INPUTS, HIDDEN]), ("second", [HIDDEN, OUT])))
+    y = mtf.einsum([x, first], [BATCH, HIDDEN])
+    mtf.depend(mtf.einsum([y, second], [BATCH, OUT]), [y])
+
+
+def test_what_somebody_waits_for_is_summed_where_it_is_made():
+    graph = _exported(_awaited)
+    assert not any(edge.pending for edge in graph.edges)
+    assert any("inputs" in operation.reduced for layer in graph.layers for operation in layer.operations)
