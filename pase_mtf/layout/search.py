@@ -178,7 +178,9 @@ class Search:
                 return candidate
             self.rejected.append((candidate, problem))
             cause = {name: candidate.axis_of[name] for name in problem.dims if name in candidate.axis_of}
-            if not set(cause) <= set(self.fixed):  # else no other layout avoids it
+            if problem.depends:  # other splits may lift it: what has these splits is not left out
+                self._advance(stream)
+            elif not set(cause) <= set(self.fixed):  # else no other layout avoids it
                 self._advance(stream, cause)
         return None
 

@@ -170,7 +170,12 @@ class ShapeMeshImpl(mtf.MeshImpl):
 
     def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> Slices:
         """A slice of what would be imported."""
-        return self.slices(tf.convert_to_tensor(tf_x).dtype, self.slice_shape(x.shape))
+        tensor = tf.convert_to_tensor(tf_x)
+        if not tensor.shape.is_fully_defined() and self.tensor_layout(x).is_fully_replicated:
+            # Mesh-TF then takes it as it is; where a dim is split, it is cut to slices of known sizes.
+            raise ValueError(f"a tensor of shape {tensor.shape} is imported with none of its dims split; split one, or "
+                             "give it all of its sizes (tf.reshape)")
+        return self.slices(tensor.dtype, self.slice_shape(x.shape))
 
     def export_to_tf_tensor(self, x: mtf.Tensor, laid_out_x: Slices) -> tf.Tensor:
         """A tensor of the whole shape."""

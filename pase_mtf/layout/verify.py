@@ -12,9 +12,9 @@ a loop or not, under this layout or another) are lowered once; of the others the
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from pase_mtf.compat import func_graph, mtf, tf
+from pase_mtf.compat import func_graph, mtf, placement_mesh_impl, tf
 from pase_mtf.layout.legality import Problem
 from pase_mtf.layout.shapes import ShapeMeshImpl, ShapeVariable, Slices
 from pase_mtf.layout.space import MeshShape
@@ -224,7 +224,7 @@ class _ShapeLowering(mtf.Lowering):
         elif (forward := rule.differentiates(operation)) is not None:
             self._lower_gradient(operation, forward)
         else:
-            operation.lower(self)
+            self._lower_by_itself(operation)
         outputs = []
         for output in operation.outputs:
             self.laid_out_size(output)
@@ -237,6 +237,35 @@ class _ShapeLowering(mtf.Lowering):
                 self.tensors[output] = self._laid_out(*outputs[-1])
         finished = tuple(number for number, laid_out in pending if laid_out.finished_in is not None)
         return _Made(tuple(outputs), finished)
+
+    def _lower_by_itself(self, operation: mtf.Operation) -> None:
+        """By its own code. That of a program's class may go through devices and slices one by one, of which there is
+        one here: where it fails, it is given all of them."""
+        try:
+            operation.lower(self)
+        except Exception:  # what it raises with all of them is the answer
+            if type(operation).lower.__module__ == _ops.__name__:
+                raise
+            self._lower_on_all_devices(operation)
+
+    def _lower_on_all_devices(self, operation: mtf.Operation) -> None:
+        shapes, given = self.impl, {tensor: self.tensors[tensor] for tensor in operation.inputs}
+        impl = placement_mesh_impl.PlacementMeshImpl(shapes.shape, shapes.layout_rules, [""] * shapes.size)
+
+        def of_all(slices: Slices) -> Any:
+            return impl.LaidOutTensor(slices.tensor_list[:1] * impl.size)
+        for tensor, laid_out in given.items():
+            self.tensors[tensor] = (_ops.LazyAllreduceSum(impl, of_all(laid_out.laid_out_input), laid_out.mesh_axes)
+                                    if isinstance(laid_out, _ops.LazyAllreduceSum) else of_all(laid_out))
+        self.impl = impl
+        try:
+            operation.lower(self)
+            finished = [tensor for tensor in given if getattr(self.tensors[tensor], "_reduced", None) is not None]
+        finally:
+            self.impl = shapes
+            self.tensors.update(given)
+        for tensor in finished:
+            given[tensor].to_laid_out_tensor()
 
     def _lower_loop(self, loop: mtf.Operation, parts: LoopParts) -> None:
         """As Mesh-TF's own code does, but for TensorFlow's loop around it: condition and body are lowered once, and
@@ -388,5 +417,8 @@ class Verifier:
                                       for name in tensor.shape.dimension_names if name in rules)
                 names.update(dict.fromkeys(name for name in rules if impl.axis_number(name) in failure.axes))
                 text = " ".join(str(failure.cause).split())[:300]
-                return Problem(operation.name, tuple(names or rules), f"{type(failure.cause).__name__}: {text}")
+                # What is imported has none of the split dims, and a split of one of its own may lift it.
+                depends = not names and rule_of(operation).imported(operation) is not None
+                return Problem(operation.name, tuple(names or rules), f"{type(failure.cause).__name__}: {text}",
+                               depends=depends)
         return None

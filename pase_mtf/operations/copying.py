@@ -91,6 +91,12 @@ def _numbers(value: object, depth: int = 0, seen: set[int] | None = None) -> Ite
             seen.add(id(value))
             for found in _found_by_name(value):
                 yield from _numbers(found, 0, seen)
+    elif isinstance(value, types.MethodType):
+        inner = (value.__self__, value.__func__)
+    elif id(value) not in seen and (
+            isinstance(value, types.SimpleNamespace) or _is_of_program(str(type(value).__module__))):
+        seen.add(id(value))  # settings of a program: a copy has the very same
+        inner = getattr(value, "__dict__", {}).values()
     for item in inner:
         yield from _numbers(item, depth + 1, seen)
 

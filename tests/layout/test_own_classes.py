@@ -102,3 +102,20 @@ def test_what_cannot_be_tried_is_not_known_to_be_legal():
     assert "batch" in parse_rules(registered.layout_rules, parse_mesh_shape(registered.mesh_shape))
     # What is known not to lower still is said not to.
     assert found.compared[0].row()[3] == "does not lower"
+
+
+class _OnEachDevice(own.Same):
+    """Goes through the devices by itself."""
+
+    def lower(self, lowering):
+        impl, x = lowering.mesh_impl(self), lowering.tensors[self.inputs[0]].to_laid_out_tensor()
+        lowering.set_tensor_lowering(self.outputs[0], impl.LaidOutTensor(mtf.parallel(
+            impl.devices, lambda t, number: t + 0.0 * number, x.tensor_list, list(range(impl.size)))))
+
+
+def test_a_lowering_that_goes_through_the_devices_lowers():
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        made = _OnEachDevice(mtf.tanh(b.input("x", [BATCH, WIDTH]))).outputs
+        found = find_layout(b.graph, 4, made, FLAT, compare=["all:4;batch:all"])
+    assert not found.compared[0].problem

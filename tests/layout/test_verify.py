@@ -130,3 +130,16 @@ def test_a_sum_that_a_loop_finishes_does_not_lower_after_it():
             assert found is not None
             assert "cannot be used after it" in found.reason
             assert found.dims == ("batch",)
+
+
+def test_a_feed_of_unknown_batch_lowers_only_where_it_is_split():
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        x = mtf.import_tf_tensor(b.mesh, tf.placeholder(tf.float32, [None, 16]), mtf.Shape([BATCH, WIDTH]))
+        verifier = Verifier(b.graph, [mtf.einsum([x, b.input("w", [WIDTH, HIDDEN])], [BATCH, HIDDEN])])
+        assert problem(verifier, "a:2", "batch:a") is None
+        assert problem(verifier, "a:2;b:2", "batch:a;hidden:b") is None
+        found = problem(verifier, "a:2", "hidden:a")
+        assert found is not None
+        assert "(None, 16)" in found.reason
+        assert found.depends

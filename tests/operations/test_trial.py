@@ -1,5 +1,6 @@
 """What trying operations of unknown classes shows."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -246,8 +247,22 @@ class _ByModule(own.Same):
         self._set(lowering, lambda t: t * tf.cast(tf.range(t.shape[-1]) < own.PLACE, t.dtype))
 
 
+@dataclasses.dataclass
+class _Settings:
+    place: int = 20
+
+
+class _ByObject(own.Same):
+    def __init__(self, x):
+        super().__init__(x)
+        self._settings = _Settings()
+
+    def lower(self, lowering):
+        self._set(lowering, lambda t: t * tf.cast(tf.range(t.shape[-1]) < self._settings.place, t.dtype))
+
+
 @pytest.mark.parametrize("cls", [_ByName, _ByHelper, _ByClass, _ByArray, _ByHelperOfHelper, _ByLongArray, _ByCall,
-                                 _ByModule])
+                                 _ByModule, _ByObject])
 def test_numbers_that_stand_beside_the_text_of_a_class_are_not_taken_for_granted(cls):
     """With a width of 8 all would be before place 20, and a split of the width come out right."""
     with tf.Graph().as_default():
