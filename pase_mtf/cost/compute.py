@@ -116,9 +116,21 @@ def _operation_seconds(entries: Sequence[OperationSignature], table: Configurati
     arithmetic = np.stack([_arithmetic(machine, entry, held[share])
                            for entry, share in zip(entries, work, strict=True)])
     seconds: np.ndarray = np.maximum(arithmetic, shares.matrix(traffic) @ held / machine.memory_bandwidth)
-    if any(transposed):
+    if any(transposed) and not machine.overhead_within:  # rates of whole kernels have their transposes in them
         seconds = seconds + shares.matrix(transposed) @ held / machine.memory_bandwidth
+    for number, entry in enumerate(entries):
+        if entry.kind == "reduction":
+            seconds[number, _is_passed_on(entry, table)] = 0.0
     return seconds
+
+
+def _is_passed_on(entry: OperationSignature, table: ConfigurationTable) -> np.ndarray:
+    """Whether a device has one element along what it reduces: TensorFlow passes that on, without a copy. bool [K]."""
+    if entry.nodes > 1 or len(entry.inputs) != 1 or len(entry.outputs) != 1:
+        return np.zeros(len(table.devices), np.bool_)
+    (read, whole), (made, left) = entry.inputs[0], entry.outputs[0]
+    found: np.ndarray = np.isclose(whole * table.share(read), left * table.share(made), rtol=1e-9)
+    return found
 
 
 def _arithmetic(machine: Machine, entry: OperationSignature, held: np.ndarray) -> np.ndarray:

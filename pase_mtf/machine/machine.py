@@ -52,7 +52,8 @@ class Machine:
       memory_bandwidth: bytes/s read and written, per device (all together where they share cores).
       memory_bytes: what one device can hold.
       overhead: seconds that every operation costs on every device, however small (kernel launch, graph node).
-      overhead_within: what an operation takes has that in it: then it takes the longer of the two, not both.
+      overhead_within: what an operation takes has that in it: then it takes the longer of the two, not both. So have
+        rates of products the transposes of what they multiply.
       links: innermost level first.
       shared_cores: the devices are virtual and share cores and memory. Then the time of a step is the work of all
         devices together at the common rate, replicated work is paid once per replica, a tensor is sent from device to

@@ -11,7 +11,7 @@ from pase_mtf.graph.computation_graph import TOP_K
 from pase_mtf.graph.partition import Partition, before_reshape, translate
 from pase_mtf.operations.nodes import Nodes
 from pase_mtf.operations.protocols import Lowering, StockDemands, dims_of
-from pase_mtf.operations.registry import Rule, add_rules, always, names_of
+from pase_mtf.operations.registry import Rule, add_rules, always, elements, names_of
 from pase_mtf.operations.stock_sums import PendingSum, ReshapedSum
 
 _ops = mtf.ops
@@ -132,17 +132,34 @@ def _reshaped_sums(operation: mtf.Operation, sums: Mapping[mtf.Tensor, PendingSu
 
 def _slice_nodes(operation: mtf.Operation, _: dict[Hashable, Nodes]) -> Nodes:
     """It reads no more than it makes."""
+    if _is_cut_in_place(operation):
+        return Nodes(1, 0.0)
     (x,), (made,) = operation.inputs, operation.outputs
     return Nodes(1, 2.0 * made.size / max(x.size + made.size, 1))
 
 
+def _is_cut_in_place(operation: mtf.Operation) -> bool:
+    """Whether it cuts along the first dim: there parts lie in memory as they are, and TensorFlow copies nothing."""
+    return operation.inputs[0].shape.dims[0].name in operation.unsplittable_dims
+
+
+def _cut_flops(operation: mtf.Operation) -> float:
+    return 0.0 if _is_cut_in_place(operation) else elements(operation)
+
+
+def _cut_nodes(operation: mtf.Operation, _: dict[Hashable, Nodes]) -> Nodes:
+    return Nodes(1, 0.0) if _is_cut_in_place(operation) else Nodes()
+
+
 _RESIZING = Rule(kind=always("gather"), splittable=_but_resized, stock_demands=_resizing_demands)
+_CUTTING = dataclasses.replace(_RESIZING, flops=_cut_flops, nodes=_cut_nodes)
 
 add_rules({
-    **dict.fromkeys((_ops.ConcatOperation, _ops.SplitOperation, _ops.StackOperation, _ops.UnstackOperation,
-                     _ops.PadOperation), _RESIZING),
+    **dict.fromkeys((_ops.ConcatOperation, _ops.StackOperation, _ops.PadOperation), _RESIZING),
+    **dict.fromkeys((_ops.SplitOperation, _ops.UnstackOperation), _CUTTING),
     _ops.SliceOperation: dataclasses.replace(
-        _RESIZING, flops=lambda operation: float(operation.outputs[0].size), nodes=_slice_nodes),
+        _RESIZING, nodes=_slice_nodes,
+        flops=lambda operation: 0.0 if _is_cut_in_place(operation) else float(operation.outputs[0].size)),
     _ops.ShiftOperation: Rule(kind=always("gather"), role=always("shift"),
                               shift=lambda operation: (operation._dim.name, operation._offset)),
     _ops.OneHotOperation: Rule(kind=always("gather"), lower=_lower_one_hot, stock_demands=_one_hot_demands),

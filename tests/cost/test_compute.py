@@ -10,10 +10,13 @@ from small_graphs import dense
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.compute import PARTS, layer_parts
 from pase_mtf.cost.resharding import Reshardings
+from pase_mtf.cost.roofline import roofline_machine
 from pase_mtf.cost.signature import layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
+from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernels import Block, Kernel, Timing
 from pase_mtf.machine.machine import KINDS, Link, Machine
 
 RATES = {kind: 1e9 * (number + 1) for number, kind in enumerate(KINDS)}
@@ -272,3 +275,24 @@ def test_products_of_wide_numbers_have_a_rate_of_their_own():
     one, same, eight = (_parts(*case)["forward"][0] for case in (
         (layer, [WHOLE], slower), (wide, [WHOLE], plain), (wide, [WHOLE], slower)))
     assert one == same == pytest.approx(eight / 8)
+
+
+def test_what_a_device_has_one_element_of_is_passed_on():
+    read, made = Operand(("batch", "out"), (4, 64)), Operand(("out",), (64,))
+    operation = LayerOperation(0, "sum", "ReduceOperation", "forward", "reduction", 256.0, ("out", "batch"), (read,),
+                               (made,), ("batch",))
+    layer = Layer("sum", "normalize", {"batch": 4, "out": 64}, ("batch", "out"), (operation,), ())
+    parts = _parts(layer, [WHOLE, OUT, BATCH], _machine(overhead=1e-9))
+    assert parts["forward"][0] > parts["forward"][1] > 0.0
+    assert parts["forward"][2] == 0.0
+    assert parts["overhead"][2] == pytest.approx(1e-9)
+
+
+def test_the_rates_of_whole_kernels_have_transposes_in_them():
+    blocks = [Block("float32", shape) for shape in ((8, 4, 16), (16, 32), (4, 8, 32))]
+    kernel = Kernel("Einsum", tuple(blocks[:2]), tuple(blocks[2:]), (("equation", "bac,cd->abd"),))
+    machine = roofline_machine(KernelTimes(None, {kernel: Timing(1e-3)}), 1, 1e9)
+    layer = _einsum(("bac", "cd"), "abd", {"a": 4, "b": 8, "c": 16, "d": 32})
+    operation, = layer.operations
+    layer = dataclasses.replace(layer, operations=(dataclasses.replace(operation, flops=kernel.flops),))
+    assert sum(part[0] for part in _parts(layer, [WHOLE], machine).values()) <= 1e-3 * (1 + 1e-9)

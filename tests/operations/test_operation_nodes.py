@@ -250,3 +250,12 @@ def test_a_sum_of_one_tensor_makes_no_product(x):
     total = mtf.einsum([x], output_shape=x.shape.dims[1:]).operation
     assert nodes_of(total) == Nodes()
     assert (product_of(total), largest_besides(total)) == (-1, 0)
+
+
+@pytest.mark.parametrize("cut", [
+    lambda x, dim: mtf.unstack(x, dim)[0], lambda x, dim: mtf.split(x, dim, 2)[0],
+    lambda x, dim: mtf.slice(x, 0, 2, dim.name)], ids=["unstack", "split", "slice"])
+def test_what_is_cut_along_the_first_dim_is_not_copied(x, cut):
+    first, last = x.shape.dims
+    assert nodes_of(cut(x, first).operation) == Nodes(1, 0.0)
+    assert nodes_of(cut(x, last).operation).traffic > 0.0
