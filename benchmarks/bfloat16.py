@@ -96,7 +96,8 @@ def document(results: Mapping[str, Any]) -> str:
         "# Activations in bfloat16", "", markdown.table(head, table, left=(0, 1)), "",
         f"Losses: preset `tiny`, {STEPS} steps on one device from the same values on the same batches; means over "
         f"{_LAST} steps, and the most that two such means of the two types are apart, of the first. With "
-        "`--dtype=bfloat16` activations and their gradients have eight bits; variables, the optimizer's slots and the "
+        "`--dtype=bfloat16` activations and their gradients have eight bits of precision; variables, the optimizer's "
+        "slots and the "
         f"loss are float32. Memory per device and step: preset `big`, predicted, of the best strategy on {devices} "
         f"devices of machine {results['machine']}. {facts_text(of_rows(results['rows'], results.get('facts')))}. "
         "Reproduce with `python -m benchmarks.bfloat16`.", ""])

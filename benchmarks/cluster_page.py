@@ -103,7 +103,9 @@ def _cell(row: Row, arm: str) -> str:
     if arm == _PLAIN:
         if not row.plain:
             return "failed" if row.failed else "-"
-        low, _, high = statistics.quantiles(row.plain, n=4) if len(row.plain) > 1 else [row.plain[0]] * 3
+        # As the launcher's (numpy.percentile): the other rule goes beyond all values where there are few.
+        low, _, high = (statistics.quantiles(row.plain, n=4, method="inclusive") if len(row.plain) > 1
+                        else [row.plain[0]] * 3)
         return f"{statistics.median(row.plain):,.0f} ± {(high - low) / 2:,.0f}"
     found = row.summary["arms"].get(arm)
     if not found or found["measured_ms"] is None:
@@ -167,7 +169,8 @@ def _notes(rows: Sequence[Row]) -> str:
     facts = sorted({", ".join([row.facts["processor"], f"commit {row.facts['commit']}", *(
         [f"TCP by {row.facts['tcp']}"] if "tcp" in row.facts else [])]) for row in rows})
     versions = sorted({row.summary["facts"]["versions"] for row in rows})
-    steps = sorted({row.summary["arms"]["search"]["measured_steps"] for row in rows})
+    steps = sorted({row.summary["arms"]["search"]["measured_steps"] for row in rows}
+                   | {len(row.plain) for row in rows if row.plain})
     left_out = sorted({f"{row.model}: no {arm} ({why})" for row in rows if row.clients == "one"
                        for arm, why in row.summary["left_out"].items()})
     left_out += [f"{row.model} on {row.devices} hosts, {row.cluster}: {_PLAIN} failed {when} the others ({why})"

@@ -230,11 +230,12 @@ def document(results: Mapping[str, Any]) -> str:
         f"Predicted over measured: {min(ratios):.2f} to {max(ratios):.2f}, median {statistics.median(ratios):.2f}; of "
         f"the {len(ratios)} strategies of the first table {sum(ratio >= 1.0 for ratio in ratios)} held no more than "
         f"predicted, {within} of them with no more than a tenth to spare; "
-        f"{sum(ratio >= 0.95 for ratio in ratios)} held at most 5 % more. {_others(rows)}",
+        f"{sum(ratio >= 1 / 1.05 for ratio in ratios)} held at most 5 % more. {_others(rows)}",
         markdown.table(["model", "devices", "strategy", "predicted, MB", "measured least, MB", "measured, MB", "ratio"],
                        table, left=(0, 2)),
         "## What memory buys",
-        f"The fastest strategies within limits between the lightest and what the fastest needs, priced for machine "
+        f"The fastest strategies that are found in {_SECONDS:g} s of search each, proven or not, within limits between "
+        f"the lightest and what the fastest needs, priced for machine "
         f"{results['machine']} with devices that share their cores: predicted times are those of another machine than "
         "the one that was measured on. Measured ones are medians of a few steps, on a machine that others use, too: "
         "rough.",

@@ -272,7 +272,8 @@ def _predicted(rows: Sequence[dict[str, Any]]) -> list[str]:
                    "microbatches", "idle", "search s: searched / 1f1b"], lines, left=(0, 1)),
             f"What was searched for 1F1B ({', '.join(map(str, counts))} microbatches, every number of stages): "
             f"{searched}. For GPipe all searches are proven optimal{' but for ' * bool(unproven)}{unproven}. "
-            f"Predicted at commit {', '.join(sorted({row['facts']['commit'] for row in rows}))}."]
+            f"Searched on {' / '.join(sorted({row['facts']['processor'] for row in rows}))}, at commit "
+            f"{', '.join(sorted({row['facts']['commit'] for row in rows}))}."]
 
 
 def _case(row: dict[str, Any]) -> str:
@@ -305,7 +306,7 @@ def _measured(rows: Sequence[dict[str, Any]]) -> list[str]:
             f"*Clients*: one of all, or a graph per rank. {sizes[:1].upper()}{sizes[1:]}. Milliseconds of a "
             "step, median ± half the distance of the "
             f"quartiles, of {max(row['summary']['arms']['search']['measured_steps'] for row in rows)} steps at most. "
-            f"All hosts share the cores of one computer ({processors}; load over a "
+            f"All hosts of a row share the cores of one computer ({processors}; load over a "
             f"minute {min(min(row['load']) for row in rows):.1f} to {max(max(row['load']) for row in rows):.1f}, of "
             "which the workers are a part).",
             table(["case", "cluster", "hosts", "order", "clients", "MB/s of a link", "data parallel", "expert",

@@ -139,7 +139,7 @@ def document(rows: Sequence[Row], table: str) -> str:
     without: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for left_out in row.without.items():
-            without.setdefault(left_out, []).append(f"{row.key[0]} on {row.key[1]}")
+            without.setdefault(left_out, []).append(_named(row, rows))
     notes = [f"{', '.join(runs)} devices without {arm}: {why}" for (arm, why), runs in without.items()]
     walls = [(row.summary["wall_seconds"], *row.key) for row in rows if "wall_seconds" in row.summary]
     if walls:
@@ -158,6 +158,14 @@ def document(rows: Sequence[Row], table: str) -> str:
             f"{_all(fact['versions'] for fact in facts)}{_commits(rows)}; data: "
             + "; ".join(f"{', '.join(names)}: {what}" for what, names in sorted(data.items()))
             + ". Reproduce with `make benchmark ARGS=--again` (without it, what this processor has no row of).")
+
+
+def _named(row: Row, rows: Sequence[Row]) -> str:
+    """A row by model and devices, and by batch and processor where that does not tell it from others."""
+    alike = [other.key for other in rows if other.key[:2] == row.key[:2]]
+    more = [text for place, text in ((2, f"batch {row.key[2]}"), (3, row.key[3]))
+            if len({key[place] for key in alike}) > 1]
+    return f"{row.key[0]} on {row.key[1]}" + (f" ({', '.join(more)})" if more else "")
 
 
 def _all(values: Any) -> str:
@@ -196,6 +204,9 @@ were apart. `python -m benchmarks.speedup` measures what is missing here, `--aga
 def plot(rows: Sequence[Row], path: str) -> None:
     """Draws the speedup over stock Mesh-TF's data parallelism, a panel per model, a group of bars per mesh."""
     names = list(dict.fromkeys(row.summary["model"] for row in rows))
+    hosts = sorted({row.key[-1] for row in rows})
+    # Bars of several processors stand side by side: a letter says which, where there is more than one.
+    marks = {host: chr(ord("a") + number) if len(hosts) > 1 else "" for number, host in enumerate(hosts)}
     columns = min(4, len(names))
     lines = -(-len(names) // columns)
     figure = Figure(figsize=(3.2 * columns + 0.6, 2.6 * lines), layout="constrained")
@@ -210,13 +221,15 @@ def plot(rows: Sequence[Row], path: str) -> None:
             axes.bar([place + 0.27 * (number - 1) for place in range(len(shown))], heights, 0.25, color=color,
                      label=label)
         axes.axhline(1, color="#888", linewidth=0.8)
-        axes.set_xticks(range(len(shown)), [str(row.summary["devices"]) for row in shown])
+        axes.set_xticks(range(len(shown)), [f"{row.summary['devices']}{marks[row.key[-1]]}" for row in shown])
         axes.set_title(name, fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
     for axes in panels[len(names):]:
         axes.remove()
     panels[0].set_ylabel("times stock data parallelism", fontsize=8)
     panels[0].set_xlabel("devices", fontsize=8)
+    if len(hosts) > 1:
+        figure.supxlabel("; ".join(f"{mark}: {host}" for host, mark in marks.items()), fontsize=8)
     panels[0].legend(frameon=False, fontsize=8)
     figure.savefig(path)
 
@@ -263,7 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", default="speedup", help="of the files")
     parser.add_argument("--again", action="store_true", help="measure rows that are there already, too")
     parser.add_argument("--output", default=str(FOLDER))
-    parser.add_argument("--readme", default=str(ROOT / "README.md"), help="empty: leave it alone")
+    parser.add_argument("--readme", help="whose table is replaced; empty: none (default: the README of this checkout "
+                        "for the rows of docs/benchmarks/speedup.json, none for others)")
     flags = parser.parse_args(arguments)
     names = models.names() if flags.models == "all" else flags.models.split(",")
     asked = tuple(filter(None, flags.arms.split(",")))
@@ -271,6 +285,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = planned(names, whole_numbers("meshes", flags.meshes),
                    whole_numbers("batches", flags.batches) if flags.batches else [None])
     stem = os.path.join(flags.output, flags.name)
+    if flags.readme is None:  # a trial elsewhere must not replace the table of what is kept
+        ours = os.path.abspath(stem) == str(FOLDER / "speedup") and not flags.batches
+        flags.readme = str(ROOT / "README.md") if ours else ""
     check_results(f"{stem}.json", "[]\n")
     rows, failed = Rows(f"{stem}.json"), 0
     known = {key: rows.get(*key, describe_host()) for key in plan}

@@ -164,7 +164,8 @@ def compact_table(rows: Sequence[Row]) -> str:
 
 def _milliseconds(row: Row, arm: str, unit: str = " ms") -> str:
     if arm == MIRRORED and row.mirrored and len(row.mirrored) > 1:
-        lower, median, upper = statistics.quantiles(row.mirrored, n=4)
+        # As the launcher's (numpy.percentile), which the other columns are of.
+        lower, median, upper = statistics.quantiles(row.mirrored, n=4, method="inclusive")
         return f"{median:.0f} ± {(upper - lower) / 2:.0f}{unit}"
     found = row.summary["arms"].get(arm)
     if not found or found["measured_ms"] is None:

@@ -24,6 +24,7 @@ from pase_mtf.launch.arms.program import export_with_program
 from pase_mtf.launch.checkpoints.keeping import Keeper
 from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.cluster.follower import tell_run
+from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.server import join
 from pase_mtf.launch.console import LOSSES_DISAGREE, Progress, output_that_may_go, print_header
 from pase_mtf.launch.data import Data, open_data
@@ -199,9 +200,8 @@ def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStac
     spent = Spent()
     with spent.on("reference_kernels"):
         machine = machine_of(plan, None, joined=joined is not None) if options.prices == "roofline" else None
-    if options.prices == "measured" or None in (options.microbatch_count, options.recomputed):
-        with spent.on("compiling"):
-            ready(Telling())
+    with spent.on("compiling"):  # whatever the prices: what a search compiles at its first call is no searching
+        ready(Telling())
     graph, program = export_with_program(plan)
     with spent.on("reference_kernels"):
         prices = prices_of(plan, graph, program)
@@ -341,8 +341,10 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts,
     """Trains the arms side by side, and writes the checkpoints; returns what was measured."""
     plan, options, arms, alone = run.plan, run.plan.options, built.arms, run.board is None
     asked = plan.asked or options  # who resumes this one begins with what was asked for, not with what was left of it
+    member = Membership.of_environment()
+    warmup, steps = member.asked if member and member.asked else (asked.warmup, asked.steps)
     config = dataclasses.replace(plan, options=dataclasses.replace(
-        options, warmup=asked.warmup, steps=asked.steps)).config_json()
+        options, warmup=warmup, steps=steps)).config_json()
     keeper = Keeper(run.files.path("checkpoint"), arms[0], built.data, run.graph.hash, microbatches=plan.microbatches,
                     recompute=plan.recomputed, first_step=plan.first_step, every=options.checkpoint_every, alone=alone)
     judge = Judge(plan, found.chosen, arms, run.data, run.board)

@@ -7,6 +7,7 @@ stopped: what finds it has to stand outside.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import os
@@ -233,7 +234,9 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], other
     here, before = list[TaskProcess](), _last_summary(plan)
     try:
         for rank in range(1 if tasks else len(addresses)):
-            membership = _membership(plan, addresses, rank)
+            membership, first = _membership(plan, addresses, rank), plan.asked or plan.options
+            if options is not first:  # a restart does what is left; config.json is to tell what was asked for
+                membership = dataclasses.replace(membership, asked=(first.warmup, first.steps))
             here.append(start_worker(membership, network) if rank else TaskProcess(
                 0, [sys.executable, *_RUN, *options.to_arguments()], membership.environment, own_output=True,
                 network=network))

@@ -31,6 +31,7 @@ class Membership:
       kind: of the devices.
       clients: "one", or "ranks": whether every process has a graph of its own (--clients).
       flags: of the command, those that have to be the same on all hosts; for the launchers, processes need not know.
+      asked: warm-up and steps of the command, where this start is told what is left of them; None: as its own options.
     """
 
     tasks: tuple[str, ...]
@@ -39,6 +40,7 @@ class Membership:
     kind: str
     clients: str = "one"
     flags: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    asked: Sequence[int] | None = None
 
     @property
     def environment(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.looked_up import LookedUp
 
-__all__ = ["ACTIVATIONS", "BUFFERS", "MEMORY_PARTS", "AllItems", "LayerItems", "Shares"]
+__all__ = ["ACTIVATIONS", "BUFFERS", "MEMORY_PARTS", "AllItems", "LayerItems", "Shares", "or_rows"]
 
 MEMORY_PARTS = ("weights", "optimizer slots", "gradients", "activations", "communication buffers")
 """What the bytes are for. Gradients: of weights, and what updates make of them. Activations: all else that layers make,
@@ -38,6 +38,8 @@ class _Item(NamedTuple):
       arrives: whether it is what arrives for the sum of a gradient, which is there of one layer at a time.
       of_sum: whether an update makes it of a gradient: where devices have to sum that it is there at `waits_until`.
       own_until: the moment until which its own layer needs it; -1: until `end`.
+      rows: unsplit bytes, where devices may give each other rows of a table instead.
+      of_row: the number, in the layer, of the dims of a row.
     """
 
     part: int
@@ -50,6 +52,8 @@ class _Item(NamedTuple):
     arrives: bool = False
     of_sum: bool = False
     own_until: int = -1
+    rows: float = 0.0
+    of_row: int = 0
 
 
 class Shares:
@@ -114,7 +118,8 @@ class LayerItems:
             np.array(columns.get(name, ()), np.int64)
             for name in ("part", "pattern", "begin", "end", "parts_of", "waits_until", "own_until"))
         self.arrives, self.of_sum = (np.array(columns.get(name, ()), bool) for name in ("arrives", "of_sum"))
-        self.nbytes = np.array(columns.get("nbytes", ()), np.float64)
+        self.nbytes, self.rows = (np.array(columns.get(name, ()), np.float64) for name in ("nbytes", "rows"))
+        self.of_row = np.array(columns.get("of_row", ()), np.int64)
         self._is_update = layer.kind == "update"
         key = tuple(self.position.items()), width, tuple(self._patterns)
         if key not in known:
@@ -155,10 +160,13 @@ class LayerItems:
                     begin = max(held.begin, held.shared_from) if in_place else held.begin
                     until = max(-1 if in_place else begin, held.shared_until if self._shared else -1)
                     nbytes = 0.0 if arrives and in_place and held.shared_until < 0 else size(summed)
+                    rows, of_row = 0.0, 0
                     if arrives and not self._shared and operation.looked_up:
-                        nbytes = max(nbytes, _rows_bytes(operation.looked_up, summed))
+                        dim = operation.looked_up.dim
+                        rows = _rows_bytes(operation.looked_up, summed)
+                        of_row = self._pattern((*summed.dims[:dim], *summed.dims[dim + 1:]))
                     yield _Item(BUFFERS, nbytes, self._pattern(summed.dims), begin, begin - 1,
-                                parts_of, held.waits_until if arrives else until, arrives)
+                                parts_of, held.waits_until if arrives else until, arrives, rows=rows, of_row=of_row)
 
     def shares_of(self, dims: Sequence[str], configurations: Sequence[Configuration]) -> np.ndarray:
         """What fraction of a tensor of these dims a device holds, under each configuration: float64 [K]."""
@@ -181,18 +189,30 @@ class LayerItems:
 
     def arriving(self, moment: int) -> float:
         """Unsplit bytes of the largest gradient whose sum may be made at a moment."""
-        return float(self.nbytes[self.arrives & (self.waits_until == moment)].max(initial=0.0))
+        mine = self.arrives & (self.waits_until == moment)
+        return float(or_rows(self.nbytes[mine], self.rows[mine]).max(initial=0.0))
 
     def arriving_at(self, moment: int, configurations: Sequence[Configuration]) -> np.ndarray:
         """What arrives at a moment for the largest sum of a gradient, and what the layer's update makes of it
         meanwhile, under each configuration: float64 [K]."""
         shares, mine = self.shares.under(configurations), self.arrives & (self.waits_until == moment)
         waits = shares[self.parts_of[mine]] < 1.0
-        arrives = np.where(waits, self.nbytes[mine, None] * shares[self.pattern[mine]], 0.0).max(axis=0, initial=0.0)
+        held = or_rows(self.nbytes[mine, None] * shares[self.pattern[mine]],
+                       self.rows[mine, None] * shares[self.of_row[mine]])
+        arrives = np.where(waits, held, 0.0).max(axis=0, initial=0.0)
         made = self.nbytes[self.of_sum] @ shares[self.pattern[self.of_sum]]
         made /= max(len(np.unique(self.waits_until[self.of_sum])), 1)
         total: np.ndarray = arrives + np.where(waits.any(axis=0), made, 0.0)
         return total
+
+
+def or_rows(block: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Bytes of a device's block of a sum, or of all rows where these travel instead: they are in no part of the words.
+
+    Rows arrive and are put together, so that there are two of each; they travel where one is less than two blocks.
+    """
+    found: np.ndarray = np.where(rows < 4.0 * block, np.maximum(block, rows), block)
+    return found
 
 
 def _rows_bytes(found: LookedUp, table: Operand) -> float:
@@ -224,6 +244,8 @@ class AllItems(NamedTuple):
     arrives: np.ndarray
     of_sum: np.ndarray
     own_until: np.ndarray
+    rows: np.ndarray
+    of_row: np.ndarray
 
     @classmethod
     def of(cls, layers: Sequence[LayerItems]) -> AllItems:
@@ -236,4 +258,5 @@ class AllItems(NamedTuple):
         columns |= {name: columns[name].astype(bool) for name in ("arrives", "of_sum")}
         columns["parts_of"] = np.where(columns["parts_of"] >= 0, columns["parts_of"] + first, -1)
         columns["pattern"] += first
+        columns["of_row"] += first
         return cls(np.repeat(np.arange(len(layers)), count), **columns)

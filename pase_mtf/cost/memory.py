@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pase_mtf.cost.copies import Moved, moved, until_taken, whole_bytes
-from pase_mtf.cost.held import ACTIVATIONS, BUFFERS, MEMORY_PARTS, AllItems, LayerItems, Shares
+from pase_mtf.cost.held import ACTIVATIONS, BUFFERS, MEMORY_PARTS, AllItems, LayerItems, Shares, or_rows
 from pase_mtf.cost.unfolded import Unfolded
 from pase_mtf.graph.all_reduces import ITEMSIZE, at_once
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge
@@ -167,7 +167,8 @@ class MemoryModel:
         items, settles = self._items, np.zeros(len(self._layers), bool)
         shares = np.concatenate([each.shares.of(configuration) for each, configuration
                                  in zip(self._layers, configurations, strict=True)])
-        nbytes, is_part = items.nbytes * shares[items.pattern], (items.parts_of >= 0) & (shares[items.parts_of] < 1.0)
+        nbytes = or_rows(items.nbytes * shares[items.pattern], items.rows * shares[items.of_row])
+        is_part = (items.parts_of >= 0) & (shares[items.parts_of] < 1.0)
         settles[items.layer[is_part & items.arrives]] = True
         awaiting = {edge.target: edge.source for edge in self._updates if settles[edge.source]}
         settles[list(awaiting)] = True

@@ -475,9 +475,9 @@ def lower(graph: mtf.Graph, strategy: _Strategy, devices: Sequence[str], step: t
       step, rank: see PlanLowering; of a variable, such as the global step, the value.
 
     Raises:
-      MismatchError: the strategy was made for another graph.
-      InfeasibleError: a configuration that a layer does not support.
-      UsageError: one of `devices` is no name of a device, or there are fewer than the strategy uses.
+      MismatchError: the strategy was made for another graph, or has not one configuration per layer.
+      InfeasibleError: a configuration that a layer does not support, or that uses more devices than there are.
+      UsageError: one of `devices` is no name of a device.
     """
     device_specs(devices)  # before all the rest, which takes long
     exported = export_as(graph, strategy.graph_hash)

@@ -77,9 +77,8 @@ class RatePrices:
         ends, nbytes = (_sharded(source), _sharded(target)), float(math.prod(edge.shape) * edge.itemsize)
         if self.machine.shared_cores:
             here, there = (DistinctShardings(*end, np.zeros(1, np.int32)) for end in ends)
-            copied = float(self._reshardings.seconds(here, there, edge.shape, edge.itemsize)[0, 0])
-            # No device of the other group has its block already.
-            return edge.trips * (copied + len(target.devices) * self.machine.links[-1].latency)
+            return edge.trips * float(self._reshardings.seconds(
+                here, there, edge.shape, edge.itemsize, elsewhere=True)[0, 0])
         before, after = copying(*ends).seconds(nbytes, self.machine)
         moved = transfers(source, target, edge.shape, self.machine.links)
         bandwidth, latency = (np.array([getattr(link, name) for link in self.machine.links])[moved.level]

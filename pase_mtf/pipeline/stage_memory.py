@@ -145,7 +145,9 @@ class StageMemory:
                 else:
                     alone.append(moved)
                     kept += self._kept(held, run, fed=operation.kind == "none" and not operation.inputs)
-        yield dataclasses.replace(operation, held=tuple(alone))
+        rows = operation.looked_up  # those of all microbatches travel once, as they are priced
+        yield dataclasses.replace(operation, held=tuple(alone), looked_up=rows and rows._replace(
+            indices=self._count * rows.indices))
         whole = dataclasses.replace(operation, reduced=(), partial_sums=(), pending_outputs=(), added_outputs=())
         if gradients:
             yield dataclasses.replace(whole, phase="update", held=tuple(gradients))

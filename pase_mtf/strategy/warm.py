@@ -37,7 +37,7 @@ _done = list[bool]()
 
 
 def small_graph() -> ComputationGraph:
-    """Three matrix products in a row, and an edge past the middle one."""
+    """Three matrix products in a row, of which others need the sums, and an edge past the middle one."""
     sizes = (8, 4, 6, 8)
     layers = []
     for number, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
@@ -51,7 +51,8 @@ def small_graph() -> ComputationGraph:
     edges = []
     for source, target in ((0, 1), (1, 2), (0, 2)):
         held, wanted = ("batch", f"width{source + 1}"), ("batch", f"width{target}")
-        edges += [Edge(source, target, f"x{source}", "forward", (12, sizes[target]), 4, held, wanted),
+        edges += [Edge(source, target, f"x{source}", "forward", (12, sizes[target]), 4, held, wanted,
+                       pending=(f"width{source}",)),
                   Edge(target, source, f"dx{source}", "backward", (12, sizes[target]), 4, wanted, held)]
     return ComputationGraph("compiled", tuple(layers), tuple(edges), len(layers))
 

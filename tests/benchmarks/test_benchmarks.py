@@ -71,7 +71,7 @@ def test_a_plain_model_under_mirrored_strategy_is_a_rival(summary):
     row = Row(summary, "pictures", mirrored=[310.0, 290.0, 300.0])
     assert row.over_best_rival() == (1.0, "expert")
     assert row.speedup("mirrored") == 3
-    assert row_of(full_table([row]), "alexnet")[4] == "300 ± 10"
+    assert row_of(full_table([row]), "alexnet")[4] == "300 ± 5"
     assert row.holds(["search", "mirrored"])
     assert not Row(summary, "pictures").holds(["search", "mirrored"])
     assert Row({**summary, "model": "rnnlm"}, "pictures").holds(["search", "mirrored"])
@@ -377,3 +377,28 @@ def test_more_strategies_are_drawn_where_some_are_alike(tmp_path, monkeypatch, a
     assert len(result["points"]) == kept
     assert result["wall_seconds"] == len(drawn)
     assert result["kernels"]["seconds"] == 1.0  # that of the first run, which knew none
+
+
+def test_the_picture_tells_processors_apart(summary, tmp_path):
+    other = {**summary, "facts": {**summary["facts"], "devices": "8 virtual CPU devices on Other (4 cores)"}}
+    speedup.plot([Row(summary, "pictures"), Row(other, "pictures")], str(tmp_path / "both.svg"))
+    text = (tmp_path / "both.svg").read_text()
+    assert "<!-- 8a -->" in text
+    assert "<!-- 8b -->" in text
+    assert "b: Other (4 cores)" in text
+
+
+def test_what_is_left_out_is_told_of_the_processor_that_lacks_it(summary):
+    other = {**summary, "facts": {**summary["facts"], "devices": "8 virtual CPU devices on Other (4 cores)"}}
+    found = [Row(summary, "pictures"), Row(other, "pictures", left_out={"auto_mtf": "needs ortools"})]
+    assert "alexnet on 8 (Other (4 cores)) devices without auto_mtf: needs ortools." in document(
+        found, full_table(found))
+
+
+def test_rows_that_are_kept_elsewhere_leave_the_readme_alone(summary, tmp_path, monkeypatch):
+    replaced = []
+    monkeypatch.setattr(speedup, "replace_block", lambda *given: replaced.append(given))
+    monkeypatch.setattr(speedup, "describe_host", lambda: _HOST)
+    Rows(str(tmp_path / "speedup.json")).add(Row(summary, "pictures"))
+    assert speedup.main(["--models=alexnet", "--meshes=8", f"--output={tmp_path}"]) == 0
+    assert replaced == []

@@ -62,7 +62,7 @@ def test_page(tmp_path):
     found, _, of_ranks = (row for row in rows(text) if row[:2] == ["2080ti", "alexnet"])
     assert of_ranks[3:] == ["searched", "100 ± 1", "80 ± 1", "1.25×"]
     assert found[2:] == [
-        "4", "500 ± 1", "450 ± 20", "400 ± 1", "100 ± 1 (same)", "-", "100 ± 1", "**4.00×**", "4.00×",
+        "4", "500 ± 1", "450 ± 10", "400 ± 1", "100 ± 1 (same)", "-", "100 ± 1", "**4.00×**", "4.00×",
         "3.54×", "4.50×", "360", "90", "equal", _row().facts["processor"], "abc1234"]
     assert "a link of 4 devices: 6 MB/s" in text
     assert "1.5 to 6.2 meanwhile" in text
@@ -230,3 +230,10 @@ def test_the_page_tells_where_tf_distribute_failed():
     never = dataclasses.replace(_row(), plain=None, failed={"before": "late", "after": "later"})
     cells, = (cells for cells in rows(document([never])) if cells[:3] == ["2080ti", "alexnet", "4"])
     assert cells[4] == "failed"
+
+
+def test_spreads_of_tf_distribute_are_by_the_launchers_quartiles():
+    row = dataclasses.replace(_row(), plain=[12540.0, 12620.0])
+    cells, = (cells for cells in rows(document([row])) if cells[:3] == ["2080ti", "alexnet", "4"])
+    assert cells[4] == "12,580 ± 20"  # it was 60, of values that are 80 apart
+    assert "medians of 2 or 6 steps" in document([row])

@@ -82,3 +82,12 @@ def test_rows_stay_where_the_next_one_is_interrupted(tmp_path, monkeypatch):
         ranks.main(["--models=alexnet", "--devices=2,4", f"--output={tmp_path}"])
     kept, = json.loads((tmp_path / "ranks.json").read_text())["rows"]
     assert (kept["model"], kept["devices"]) == ("alexnet", 2)
+
+
+def test_a_chain_is_not_ahead_of_a_step_that_the_search_has_simulated():
+    row = {"model": "alexnet", "devices": 4, "facts": _FACTS, "sum": 1.0, "simulated": 1.0005, "found": 1.0005,
+           "shortest": 1.0, "parallel_sum": 2.0, "parallel_simulated": 1.0, "chain": 1.0, "place": 1, "judged": 2,
+           "proposals": 3, "tasks": 4, "whole_seconds": 1.0, "change_seconds": 1.0, "equal": True, "chain_limit": 10.0}
+    text = simulator.document({"machine": "1080ti", "rows": [row]})
+    assert "in 0 of 1 rows." in text
+    assert "longer by a thousandth at most" in text

@@ -133,3 +133,26 @@ def test_pages_name_all_that_their_benchmarks_try(repository, tmp_path):
         *told["faults"], *(row["fault"] for row in told["rows"])}
     rows = _read(repository / "docs" / "benchmarks" / "fuzz.json")["rows"]
     assert [row[0] for row in rows] == list(fuzz.TARGETS)
+
+
+def test_the_readme_says_of_flexflows_search_what_the_page_says(repository):
+    shown = list(Rows(str(repository / "docs" / "benchmarks" / "speedup.json")))
+    pairs = [(row, [arm for arm in ("mcmc", "mcmc_expert") if row.milliseconds(arm)]) for row in shown]
+    ratios = [min(map(row.milliseconds, arms)) / row.milliseconds("search") for row, arms in pairs if arms]
+    spread = max(row.summary["arms"][arm]["measured_ms_spread"] / row.milliseconds(arm)
+                 for row, arms in pairs for arm in ("search", *arms))
+    text = " ".join((repository / "README.md").read_text(encoding="utf-8").split())
+    said = text.partition("FlexFlow's search, given our costs")[2].partition("Not every promise")[0]
+    assert f"{min(ratios):.2f}" in said
+    assert f"{max(ratios):.2f} times our time" in said
+    assert f"at a spread of up to {100 * spread:.0f} %" in said
+
+
+def test_the_memory_page_says_how_long_was_searched_and_counts_five_percent(repository):
+    results = _read(repository / "docs" / "benchmarks" / "memory.json")
+    arm = next(iter(results["rows"][0]["arms"].values()))
+    arm["predicted"], arm["measured"] = 95.1e6, 100e6  # 5.15 % more
+    page = memory.document(results)
+    count = sum(len(row["arms"]) for row in results["rows"])
+    assert f"{count - 1} held at most 5 % more" in page
+    assert "found in 2 s of search each, proven or not" in page

@@ -54,3 +54,10 @@ def test_wrong_flags_are_one_line(tmp_path, capsys, flag, said):
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_the_page_names_the_processor_of_its_searches():
+    results = json.loads((pipeline.FOLDER / "pipeline.json").read_text())
+    for row in results["predicted"]:
+        row["facts"]["processor"] = "Zilog Z80 (1 core)"
+    assert "Searched on Zilog Z80 (1 core), at commit " in pipeline.document(results)

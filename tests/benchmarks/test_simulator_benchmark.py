@@ -19,7 +19,7 @@ def test_a_model_is_measured_drawn_and_told(tmp_path, monkeypatch):
     assert [(row["model"], row["devices"], row["equal"]) for row in measured["rows"]] == [
         ("alexnet", 2, True), ("alexnet", 4, True)]
     for row in measured["rows"]:
-        assert row["found"] <= min(row["simulated"], row["parallel_simulated"])
+        assert row["found"] <= 1.001 * min(row["simulated"], row["parallel_simulated"])
         assert 1 <= row["place"] <= row["judged"]
         assert row["chain"] <= row["parallel_simulated"]
         assert row["parallel_sum"] >= row["sum"]

@@ -27,6 +27,7 @@ from pase_mtf.graph.partition import Partition
 from pase_mtf.launch.arms.program import variables_by_name
 from pase_mtf.machine.machine import Link, Machine
 from pase_mtf.pipeline.blocks import of_microbatch
+from pase_mtf.pipeline.stage_memory import StageMemory
 from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.simulator.transfers import transfers
 
@@ -276,21 +277,42 @@ def test_rows_that_cannot_be_are_refused(sharded, place, wrong, tmp_path):
         ComputationGraph.load(tmp_path / "graph.json")
 
 
-def test_rows_that_arrive_are_in_memory():
-    """All rows of the batch, as they arrive and put together: more than the table here."""
-    batch, words, width = mtf.Dimension("batch", 120), mtf.Dimension("words", 64), mtf.Dimension("width", 16)
+def _looks_up(examples):
+    """A table of 64 rows of 16, of which a program of one layer reads as many."""
+    batch, words, width = mtf.Dimension("batch", examples), mtf.Dimension("words", 64), mtf.Dimension("width", 16)
     with tf.Graph().as_default():
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
-        ids = mtf.import_tf_tensor(mesh, tf.zeros([120], tf.int32), mtf.Shape([batch]))
+        ids = mtf.import_tf_tensor(mesh, tf.zeros([examples], tf.int32), mtf.Shape([batch]))
         table = mtf.get_variable(mesh, "table", mtf.Shape([words, width]), initializer=tf.zeros_initializer())
         loss = mtf.reduce_mean(mtf.square(mtf.gather(table, ids, words)))
         variables = graph.trainable_variables
         gradients = mtf.gradients([loss], [one.outputs[0] for one in variables])
         graph.updates = mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, variables)
-        exported = export_graph(graph)
+        return export_graph(graph)
+
+
+def _split(graph, **shards):
+    return [Configuration(tuple((name if name in layer.splittable else "", count) for name, count in shards.items()))
+            for layer in graph.layers]
+
+
+def test_rows_that_arrive_are_in_memory():
+    """All rows of the batch, as they arrive and put together: more than the table here."""
+    exported = _looks_up(120)
     assert _looked_up(exported)
-    chosen = [Configuration((("batch" if "batch" in layer.splittable else "", 4),)) for layer in exported.layers]
-    rows = 2 * 120 * 16 * 4
+    chosen, rows = _split(exported, batch=4), 2 * 120 * 16 * 4
     assert MemoryModel(exported).peak(chosen)[0]["communication buffers"] >= rows
     assert MemoryModel(exported, shared=True).peak(chosen)[0]["communication buffers"] < rows
+
+
+def test_all_rows_arrive_whatever_the_words_are_split_into():
+    exported = _looks_up(60)
+    held = MemoryModel(exported).peak(_split(exported, batch=2, words=2))[0]
+    assert held["communication buffers"] >= 2 * 60 * 16 * 4
+
+
+def test_rows_of_all_microbatches_arrive_together():
+    exported = _looks_up(30)
+    model = StageMemory(exported, 4, shared=False).model(0, len(exported.layers), 1)
+    assert model.peak(_split(exported, batch=2))[0]["communication buffers"] >= 2 * 4 * 30 * 16 * 4

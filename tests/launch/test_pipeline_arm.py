@@ -14,6 +14,7 @@ from pase_mtf.launch.arms.recipe import microbatch_of
 from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
+from pase_mtf.launch.possible import counts_of_microbatches
 from pase_mtf.launch.strategies import pipelining
 from pase_mtf.launch.strategies.finding import Found
 from pase_mtf.launch.strategies.pipelining import find_pipelines
@@ -357,3 +358,10 @@ def test_one_that_is_left_out_takes_no_time_from_the_others(monkeypatch, model, 
     execution._search(types.SimpleNamespace(plan=plan, graph=None, machine=None, prices=None, fitting=None,
                                             arms=plan.options.arms))
     assert asked == [pytest.approx(seconds)]
+
+
+def test_the_page_says_for_which_microbatches_it_is_searched(repository):
+    options = types.SimpleNamespace(batch=15, microbatch_count=1, mesh_flag=types.SimpleNamespace(devices=8))
+    assert counts_of_microbatches(options) == [3, 15]
+    text = " ".join((repository / "docs" / "pipelines.md").read_text(encoding="utf-8").split())
+    assert "each at least twice the one before (2, 4, 8, ... of 64 examples; 3 and 15 of 15)" in text

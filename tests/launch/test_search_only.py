@@ -19,6 +19,7 @@ def test_search_only(launch):
     assert summary["arms"]["search"]["measured_ms"] is None
     spent = summary["spent"]
     assert spent["search"] > 0.0
+    assert spent["compiling"] > 0.0
     assert spent["kernels"] == spent["trial_steps"] == 0.0
     assert f"planning took {sum(spent.values()):.1f} s" in out
     report = (folder / "report.html").read_text()

@@ -477,3 +477,11 @@ def test_a_stage_that_reaches_into_another_node_is_refused(graph):
     stages = (Laid(0, 1, 0, 1, _alone(1)), Laid(1, layers, 1, 2, _alone(layers - 1)))  # nodes of two devices
     with pytest.raises(UsageError, match="devices 1 to 2: they reach into another node"):
         evaluate_pipeline(graph, stages, _COUNT, "1f1b", harness.MACHINE)
+
+
+def test_on_shared_cores_every_device_of_the_next_stage_is_sent_its_block_once():
+    machine = dataclasses.replace(harness.MACHINE, shared_cores=True, links=(Link(64, 1e30, 1.0),))
+    edge = Edge(0, 1, "x", "forward", (8, 8), 4, ("a", "b"), ("a", "b"))
+    prices, whole = RatePrices(ComputationGraph("none", (), (), 0), machine), ((1, 1), (1, 1))
+    for source, target in (((0,), (1, 2, 3, 4)), ((0, 1, 2, 3), (4,)), ((0, 1), (2, 3))):
+        assert prices.between(edge, Partition(source, whole), Partition(target, whole)) == pytest.approx(len(target))

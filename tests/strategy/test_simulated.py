@@ -157,3 +157,9 @@ def test_within_a_memory_limit_what_fits_is_simulated(graph):
     simulated = judge.ordered()[0]
     assert len(simulated) > 1
     assert all(priced.peak_memory(assignment)[0] <= limit for assignment in simulated)
+
+
+def test_the_overlap_is_fitted_as_the_page_says(repository):
+    assert fitted_overlap([10.0, 110.0], [5.0, 20.0], [10.0, 100.0]) == pytest.approx(0.02 / 0.29)
+    text = " ".join((repository / "docs" / "search.md").read_text(encoding="utf-8").split())
+    assert "gradients' all-reduces`, each divided by its simulated step; 0 to 1)" in text

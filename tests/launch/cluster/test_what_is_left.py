@@ -1,12 +1,16 @@
 """What ends of processes leave behind: no folder that a run begins anew in, no process that nobody watches."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
 
+from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.cluster import launcher
+from pase_mtf.launch.cluster.launcher import Fault, Outcome
+from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.files import RunFiles
 
 
@@ -36,3 +40,19 @@ def test_a_follower_that_fails_is_kept_by_no_thread():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "RuntimeError: NCCL" in done.stderr
+
+
+def test_a_restart_is_told_what_was_asked_for(monkeypatch, tmp_path):
+    options = SimpleNamespace(output_dir=str(tmp_path), in_place=False, to_arguments=list, clients="one",
+                              max_restarts=1, warmup=1, steps=6)
+    left = SimpleNamespace(**{**vars(options), "resume": str(tmp_path), "in_place": True, "steps": 0})
+    plan = SimpleNamespace(devices=SimpleNamespace(tasks=("a:1",), count=1, kind="cpu"), options=options,
+                           asked=options, first_step=0)
+    told, outcomes = [], iter([Outcome(7, Fault(0, "was killed by SIGKILL")), Outcome(0)])
+    monkeypatch.setattr(launcher, "TaskProcess", lambda rank, command, environment, **_: told.append(
+        json.loads(environment["PASE_MTF_CLUSTER"]).get("asked")) or SimpleNamespace(exit_code=0))
+    monkeypatch.setattr(launcher, "end_all", lambda tasks: None)
+    monkeypatch.setattr(launcher, "watch", lambda *_: next(outcomes))
+    monkeypatch.setattr(launcher, "options_after", lambda _: left)
+    assert launcher._with_restarts(plan, Membership((), 0, 1, "cpu"), [], Interrupts(), None) == 0
+    assert told == [None, [1, 6]]

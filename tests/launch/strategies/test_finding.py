@@ -19,6 +19,7 @@ from pase_mtf.strategy.by_kernels import kernels_of
 from pase_mtf.strategy.experts import data_parallel, expert, zero
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.measured import MeasuredPrices
+from pase_mtf.strategy.simulated import MOST_DEVICES
 from pase_mtf.strategy.strategy import evaluate_strategy
 
 
@@ -202,3 +203,9 @@ def test_the_fastest_within_limits_are_arms(by_kernels):
         assert points[0].memory < points[-1].memory
         for number, point in enumerate(points[:-1]):
             assert found.strategies[f"within_{number}"].memory_bytes <= point.memory_limit * (1 + 1e-9)
+
+
+def test_the_page_says_up_to_how_many_devices_chains_walk_on_simulated_steps(repository):
+    page = (repository / "docs" / "launcher.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith("| `mcmc`"))
+    assert f"no more than {MOST_DEVICES}" in row

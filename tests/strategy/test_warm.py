@@ -1,0 +1,21 @@
+"""What is compiled before clocks begin."""
+
+import subprocess
+import sys
+
+_UNCALLED = """
+import sys
+from pase_mtf.strategy import warm
+warm.compile_kernels()
+compiled = {function for name, module in sys.modules.items() if name.startswith("pase_mtf")
+            for function in vars(module).values() if hasattr(function, "py_func")}
+called = {name for function in compiled for name in function.py_func.__code__.co_names}
+print(*sorted(function.__name__ for function in compiled
+              if not function.signatures and function.__name__ not in called))
+"""
+
+
+def test_all_compiled_code_is_called_before_clocks_begin():
+    """Or a first search would compile while its time goes by. What compiled code calls comes with its callers."""
+    done = subprocess.run([sys.executable, "-c", _UNCALLED], capture_output=True, text=True, timeout=500, check=True)
+    assert done.stdout.split() == []
