@@ -99,6 +99,7 @@ class Ledger:
         self._waiting = [0]
         self._of_turns: list[int] = []
         self._of_turn = 0
+        self._waited = 0
 
     def device_of(self, x: object) -> str | None:
         """The device that a tensor is on; None where every process has it: it was made outside of the lowering."""
@@ -121,9 +122,17 @@ class Ledger:
         self._use(needs)
         return made
 
-    def use(self, xs: Iterable[object]) -> None:
+    def use(self, xs: Iterable[object], *, assigned: bool = False) -> None:
         """Something that is not entered, an assignment or what goes round in a loop, takes tensors as they are."""
-        self._use(self.needs(xs))
+        needs = self.needs(xs)
+        if assigned:
+            self._waited |= needs & self.of_updates
+        self._use(needs)
+
+    def take_waited(self) -> int:
+        """The updates that what was assigned since the last call waits for, a bit each: who assigns it runs these."""
+        waited, self._waited = self._waited, 0
+        return waited
 
     def _use(self, needs: int) -> None:
         self._of_turn |= needs

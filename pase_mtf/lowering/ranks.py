@@ -204,7 +204,7 @@ class RankEmitter(Emitter):
 
     def use(self, xs: Iterable[AnyTensor]) -> None:
         """What they need of other processes has to be run with what takes them."""
-        self.ledger.use(xs)
+        self.ledger.use(xs, assigned=True)
 
     # Single nodes
 
@@ -312,6 +312,8 @@ class RankEmitter(Emitter):
             self.ledger.of_updates |= bit
             with tf.control_dependencies(None):
                 self.ledger.pin(number, tf.group(updates))
+        if not self.ledger.in_loop:  # a tensor of another process may wait for an update of which a part is here
+            own += self.ledger.pins(self.ledger.needs(control) & self.ledger.of_updates)
         with self.ledger.waiting_for(control, bit), tf.control_dependencies(own):
             yield
 
@@ -321,6 +323,7 @@ class RankEmitter(Emitter):
 
     def group(self, operations: Sequence[tf.Operation]) -> tf.Operation:
         """One operation that runs all of them, and this process's ends of all transfers that any process's need."""
+        waited = self.ledger.take_waited()
         if self.ledger.in_loop:
             group = tf.group(operations)
             self.ledger.pin(0, group)
@@ -330,7 +333,8 @@ class RankEmitter(Emitter):
         if self._exchanged is None or needed != before:
             with tf.control_dependencies(None):
                 self._exchanged = needed, tf.group([*pins, *self.ledger.pins(needed & ~before)])
-        return self.ledger.enter(tf.group([*operations, self._exchanged[1]]), "", needed)
+        own = [*operations, self._exchanged[1], *self.ledger.pins(waited)]
+        return self.ledger.enter(tf.group(own), "", needed | waited)
 
     def group_for(self, x: tf.Tensor, operations: Sequence[tf.Operation]) -> tf.Operation:
         """One operation that runs all of them, and this process's ends of the transfers that x needs anywhere."""

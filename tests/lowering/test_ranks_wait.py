@@ -12,6 +12,7 @@ from pase_mtf.lowering import collectives
 from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.lowering.ranks import Rank
+from pase_mtf.operations.flow import all_operations
 
 
 def _on(*devices):
@@ -58,3 +59,36 @@ def test_what_is_taken_as_it_is_needs_both_ends_of_its_transfers(loop, monkeypat
             fetch = lowering.export_to_tf_tensor(last).op if loop else lowering.lowered_operation(update)
             found.append((lowering, [fetch]))
     assert_all_ends_or_none(found)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_update_that_waits_for_another_runs_it_on_all_ranks(rank):
+    devices = cluster_devices(2, 1)
+    with tf.Graph().as_default():
+        b = nets.Builder(tf.float32)
+        w, v = (b.variable(name, [nets.dim("a", 8)]) for name in "wv")
+        new = w * 0.5
+        first = mtf.assign(w.operation, new)
+        second = mtf.assign(v.operation, mtf.depend(v * 0.5, [first]))
+        plan = {**dict.fromkeys(b.graph.operations, _on(0)), **dict.fromkeys(
+            (w.operation, new.operation, first), MeshSpec(((frozenset(["a"]), 2),), (0, 1)))}
+        lowering = PlanLowering(b.graph, plan, devices, rank=Rank.of(devices, rank))
+        run = reached(lowering.lowered_operation(second))
+    assert sum(node.type == "AssignVariableOp" for node in run) == 2 - rank
+
+
+def test_what_a_loop_reads_once_more_follows_the_update_on_all_ranks():
+    devices = cluster_devices(2, 1)
+    with tf.Graph().as_default() as tf_graph:
+        b, shape = nets.Builder(tf.float32), mtf.Shape([nets.dim("a", 8)])
+        v = b.variable("v", shape.dims)
+        begin = mtf.depend(mtf.zeros(b.mesh, shape), [mtf.assign_add(v.operation, mtf.ones(b.mesh, shape))])
+        count = mtf.import_tf_tensor(b.mesh, tf.constant(0), [])
+        mtf.while_loop(lambda i, _: mtf.less(i, 3), lambda i, s: [i + 1, s + mtf.read_variable(v.operation)],
+                       [count, begin])
+        plan = {**dict.fromkeys(all_operations(b.graph), MeshSpec(((frozenset(["a"]), 2),), (0, 1))),
+                begin.operation: _on(0)}
+        PlanLowering(b.graph, plan, devices, rank=Rank.of(devices, 1))
+        loop, = (node for node in tf_graph.get_operations() if node.type in ("While", "StatelessWhile"))
+    read, = {t.op for t in loop.inputs if t.op.type == "ReadVariableOp"}
+    assert any(node.type == "AssignAddVariableOp" for node in reached(read))
