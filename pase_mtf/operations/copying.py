@@ -65,6 +65,22 @@ def _found_by_name(function: types.FunctionType) -> Iterator[object]:
             yield from (vars(value)[inner] for inner in sorted(names & vars(value).keys()))
 
 
+class _Kept(int):
+    """A number in an object of a program: a copy of the operation has the very same, whatever its sizes are."""
+
+
+def _settings(value: object) -> Iterator[object]:
+    """What an object of a program holds, by itself, in slots or by its classes; their functions left out."""
+    yield from getattr(value, "__dict__", {}).values()
+    for cls in type(value).__mro__:
+        for name, found in vars(cls).items() if _is_of_program(cls.__module__) else ():
+            if isinstance(found, types.MemberDescriptorType):
+                yield getattr(value, name, None)
+            elif not name.startswith("__") and isinstance(
+                    found, (int, np.integer, np.ndarray, list, tuple, set, frozenset, dict)):
+                yield found
+
+
 def _numbers(value: object, depth: int = 0, seen: set[int] | None = None) -> Iterator[int]:
     """The integers that a value holds, dims left out. What functions find by name is looked at anew, however deep they
     lie, once for every function (`seen`)."""
@@ -95,8 +111,9 @@ def _numbers(value: object, depth: int = 0, seen: set[int] | None = None) -> Ite
         inner = (value.__self__, value.__func__)
     elif id(value) not in seen and (
             isinstance(value, types.SimpleNamespace) or _is_of_program(str(type(value).__module__))):
-        seen.add(id(value))  # settings of a program: a copy has the very same
-        inner = getattr(value, "__dict__", {}).values()
+        seen.add(id(value))
+        for found in _settings(value):
+            yield from map(_Kept, _numbers(found, depth + 1, seen))
     for item in inner:
         yield from _numbers(item, depth + 1, seen)
 
@@ -105,9 +122,10 @@ def numbers_that_may_be_sizes(operation: mtf.Operation) -> set[int]:
     """The numbers above `SMALL` that an operation holds and that are no size of its dims, or that stand in the text of
     its class or beside it: what it finds by the names of its module."""
     sizes = {size for tensor in (*operation.inputs, *operation.outputs) for size in tensor.shape.to_integer_list}
-    held = {number for name, value in vars(operation).items() if name not in _OWN for number in _numbers(value)}
+    held = [number for name, value in vars(operation).items() if name not in _OWN for number in _numbers(value)]
     written = {number for value in _class_values(operation) for number in _numbers(value)}
-    return {number for number in (held - sizes) | written if number > SMALL}
+    written |= {int(number) for number in held if isinstance(number, _Kept) or number not in sizes}
+    return {number for number in written if number > SMALL}
 
 
 class _Copying:

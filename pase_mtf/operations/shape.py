@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 from collections.abc import Hashable, Mapping
 
@@ -15,6 +16,9 @@ from pase_mtf.operations.registry import Rule, add_rules, always, elements, name
 from pase_mtf.operations.stock_sums import PendingSum, ReshapedSum
 
 _ops = mtf.ops
+
+_ALIGNED = 64
+"""Bytes by which the entries of a tensor have to divide that TensorFlow takes out of it without a copy."""
 
 _FEWEST_PARTS = 4
 """How many times as large as what is found a dim has to be that is split for a top-k."""
@@ -140,7 +144,10 @@ def _slice_nodes(operation: mtf.Operation, _: dict[Hashable, Nodes]) -> Nodes:
 
 def _is_cut_in_place(operation: mtf.Operation) -> bool:
     """Whether it cuts along the first dim: there parts lie in memory as they are, and TensorFlow copies nothing."""
-    return operation.inputs[0].shape.dims[0].name in operation.unsplittable_dims
+    x = operation.inputs[0]
+    row = math.prod(dim.size for dim in x.shape.dims[1:]) * x.dtype.size
+    # Parts that are not aligned TensorFlow copies all the same.
+    return x.shape.dims[0].name in operation.unsplittable_dims and row % _ALIGNED == 0
 
 
 def _cut_flops(operation: mtf.Operation) -> float:
