@@ -213,7 +213,7 @@ def measure(name: str, size: str, arms: Sequence[Arm], seconds: float, progress:
         rounds += 1
         progress()
     for label, taken in times.items():
-        quartiles = statistics.quantiles(taken, n=4)
+        quartiles = statistics.quantiles(taken, n=4, method="inclusive")  # as the launcher's
         result[label].update(ms=1e3 * statistics.median(taken), steps=len(taken),
                              spread_ms=5e2 * (quartiles[2] - quartiles[0]))
     return result

@@ -376,9 +376,14 @@ def _save(request: Request, meters: Mapping[int, KernelMeter], whole: bool, *, i
         counts = ",".join(str(mesh.devices) for mesh in request.meshes) or "8"
         raise UsageError(f"--save={request.save}: no kernels are kept of this machine for {counts} devices; measure "
                          f"some first (--model=transformer --mesh={counts})")
-    alone = {} if whole else _in_it_alone(str(request.save), tables)
+    # Measured anew, all of it, what was there counts no more; else it may be kept nowhere but there.
+    alone = {} if whole and request.recalibrate else _in_it_alone(str(request.save), tables)
     if alone:
         told = ", ".join(f"{count} kernels of {devices} devices" for devices, count in alone.items())
+        if whole:
+            print(f"{request.save}: left as it is, as it holds {told} that are not kept here; choose another name",
+                  file=sys.stderr)
+            return
         print(f"{request.save}: left as it is, as not all was measured{' again' * request.recalibrate}, and it holds "
               f"{told} that were not; " + (
                   "what was measured now could be kept nowhere" if any(meter.unkept for meter in meters.values()) else

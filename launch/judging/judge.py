@@ -75,7 +75,9 @@ class Judge:
         if self._settled:
             return None
         done = self._comparison.steps
-        losses = {arm.name: history.losses(arm.name, done) for arm in self._arms}
+        # Stock Mesh-TF reads a variable before or after its update, as it happens: only its first loss is certain.
+        losses = {arm.name: history.losses(arm.name, done)[:None if arm.name in self._chosen else max(0, 1 - done)]
+                  for arm in self._arms}
         suspicion = self._comparison.go_on({**losses, RUN_BEFORE: self._before[done:]})
         if not self._looked:
             suspicion = suspicion or self._first_updates()

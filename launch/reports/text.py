@@ -60,8 +60,10 @@ def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGra
         facts["data parallelism"] = options.uneven
     for arm in arms:
         if arm.method == "expert" and arm.argument:
-            facts["expert"] = (f"has no strategy for {plan.devices.count} devices: over {arm.argument} of them, "
-                               f"{plan.devices.count - int(arm.argument)} idle")
+            idle = plan.devices.count - int(arm.argument)
+            facts["expert"] = (
+                f"has no strategy for {plan.devices.count} devices: over {arm.argument} of them, {idle} idle" if idle
+                else f"has no strategy on the axes of --mesh={options.mesh}: on a mesh of its own over all devices")
     if plan.checkpoint:
         facts["resumes"] = f"{options.resume} at step {plan.first_step}"
     return facts

@@ -81,8 +81,9 @@ def _fitting_expert(arm: ArmName, plan: Plan, graph: ComputationGraph) -> ArmNam
         expert(graph, mesh.devices, expert_axes(graph, mesh.axes))
     except InfeasibleError:
         count = most_devices(expert, graph, mesh.devices)
-        if count > 1:
-            return dataclasses.replace(arm, name=f"{arm.name}_{count}", argument=str(count))
+        if count > 1:  # over all devices where it fails on the axes of --mesh alone
+            name = f"{arm.name}_{count}" if count < mesh.devices else arm.name
+            return dataclasses.replace(arm, name=name, argument=str(count))
     return arm
 
 

@@ -70,8 +70,9 @@ def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, 
         **simple.search, "optimal": False, "gap": gap_above(simple.seconds, found.search["lower_bound"]),
         "simpler": "data_parallel", "best_seconds": found.seconds}
     if judged:
-        told.update({"simulated_seconds": taken,
-                     "shortest_simulated_seconds": found.search.get("shortest_simulated_seconds", least)})
+        # One that idles devices is not among those that were simulated, and may be shorter than all of them.
+        told.update({"simulated_seconds": taken, "shortest_simulated_seconds": min(
+            taken, found.search.get("shortest_simulated_seconds", least))})
         told.pop("simulated_rank", None)  # those of what was found
         told.pop("cheapest_simulated_seconds", None)
     return dataclasses.replace(simple, search=told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -44,19 +45,21 @@ def seconds_by_kind(parts: Mapping[str, float], between: float) -> LayerSeconds:
 def layers_table(names: Sequence[str], configurations: Sequence[Configuration], costs: Sequence[LayerSeconds],
                  group: bool) -> str:
     """A row per layer; of layers with equal names but for numbers, and equal splits, one row where `group` is set."""
-    rows: dict[tuple[str, str], list[LayerSeconds]] = {}
+    rows: dict[tuple[str | int, str], list[tuple[str, LayerSeconds]]] = {}
     for number, (name, configuration, cost) in enumerate(zip(names, configurations, costs, strict=True)):
-        key = _without_numbers(name) if group else f"{name}\0{number}"
-        rows.setdefault((key, str(configuration)), []).append(cost)
-    body = [[name.split("\0")[0], str(len(found)) if len(found) > 1 else "", split,
-             *(f"{1e3 * sum(seconds):.3f}" for seconds in zip(*found, strict=True))]
-            for (name, split), found in rows.items()]
+        key = _without_numbers(name) if group else number
+        rows.setdefault((key, str(configuration)), []).append((name, cost))
+    # A layer that has a row to itself keeps its number: which one "fc*" is nobody could tell.
+    body = [[_without_numbers(found[0][0]) if len(found) > 1 else found[0][0],
+             str(len(found)) if len(found) > 1 else "", split,
+             *(f"{1e3 * sum(seconds):.3f}" for seconds in zip(*(cost for _, cost in found), strict=True))]
+            for (_, split), found in rows.items()]
     head = ["layer", "times", "split", "compute ms", "collectives ms", "resharding ms"]
     return _table(head, body, "lrlrrr")
 
 
 def _without_numbers(name: str) -> str:
-    return "".join("*" if character.isdigit() else character for character in name)
+    return re.sub(r"\d+", "*", name)
 
 
 def alternatives_table(priced: PricedNetwork, layer: int, assignment: Sequence[int], most: int,

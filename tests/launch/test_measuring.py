@@ -416,3 +416,13 @@ def test_interrupted_before_anything_is_known_nothing_is_saved(cache_dir, preset
     assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", f"--save={path}"]) == 130
     assert capsys.readouterr().err.endswith("interrupted before anything was measured\n")
     assert not path.exists()
+
+
+def test_what_only_the_file_holds_is_not_lost(no_cache, timed_kernels, preset, tmp_path, capsys):
+    path, program = tmp_path / "mine.json", tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", f"--save={path}"]) == 0
+    before = path.read_bytes()
+    assert main([f"--graph={program}:build_graph", "--mesh=2", f"--save={path}"]) == 0
+    assert path.read_bytes() == before
+    assert "mine.json: left as it is, as it holds " in capsys.readouterr().err

@@ -16,6 +16,7 @@ from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.search import __main__ as solve_command
 from pase_mtf.search.__main__ import main
 from pase_mtf.search.network import CostNetwork
+from pase_mtf.search.registry import Solution
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
 
@@ -187,3 +188,10 @@ def test_damaged_memory_in_a_file(memory, tmp_path):
     network.save(tmp_path / "network.npz")
     with pytest.raises(FormatError, match="memory"):
         CostNetwork.load(tmp_path / "network.npz")
+
+
+def test_a_gap_that_is_left_is_not_told_as_none():
+    network = CostNetwork([np.array([1.0])], [])
+    for gap, told in ((3e-7, "0.0001%"), (0.0, "0.0000%"), (0.25, "25.0000%")):
+        found = Solution((0,), 1.0, 1.0 - gap, gap, not gap, 0.0, {})
+        assert f"gap          {told} of the cost" in solve_command._describe(network, "exact", found)

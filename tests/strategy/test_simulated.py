@@ -163,3 +163,11 @@ def test_the_overlap_is_fitted_as_the_page_says(repository):
     assert fitted_overlap([10.0, 110.0], [5.0, 20.0], [10.0, 100.0]) == pytest.approx(0.02 / 0.29)
     text = " ".join((repository / "docs" / "search.md").read_text(encoding="utf-8").split())
     assert "gradients' all-reduces`, each divided by its simulated step; 0 to 1)" in text
+
+
+def test_no_simulated_step_is_called_the_shortest_that_is_longer_than_the_one_taken():
+    """Over 7 devices every layer is whole; over 4 of them the batch is split."""
+    slow = dataclasses.replace(SLOW_LINKS, rates=dict.fromkeys(SLOW_LINKS.rates, 1e8), links=(Link(256, 1e12, 0.0),))
+    told = find_strategy(perceptron(), 7, slow, simple_within=0.01).search
+    assert told["simpler"] == "data_parallel"
+    assert told["shortest_simulated_seconds"] <= told["simulated_seconds"]

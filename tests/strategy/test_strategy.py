@@ -19,6 +19,7 @@ from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy import find, strategy, within
 from pase_mtf.strategy.experts import data_parallel, start_by_hand
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
+from pase_mtf.strategy.tables import LayerSeconds, layers_table
 
 find_strategy = functools.partial(find.find_strategy, simulate=0)
 """The cheapest by the sum of costs; what simulated steps make of it stands in test_simulated.py."""
@@ -463,3 +464,10 @@ def test_what_no_search_tells_is_refused(graph, search):
     with pytest.raises(UsageError, match=r"evaluate_strategy: search=.*is nothing that a search tells"):
         evaluate_strategy(graph, best.configurations, 8, "1080ti", search=search)
     assert str(evaluate_strategy(graph, best.configurations, 8, "1080ti", search=best.search))
+
+
+def test_layers_of_one_block_are_one_row_however_long_their_numbers():
+    names = [f"block{number}/fc" for number in (8, 9, 10, 11)]
+    splits = [Configuration((("batch", 4),))] * 3 + [Configuration((("d", 4),))]
+    rows = layers_table(names, splits, [LayerSeconds(1e-3, 0.0, 0.0)] * 4, group=True).splitlines()[2:]
+    assert [row.split()[:2] for row in rows] == [["block*/fc", "3"], ["block11/fc", "d:4"]]

@@ -209,3 +209,18 @@ def test_what_a_run_began_with_may_be_gone_when_it_is_settled(tmp_path, monkeypa
     found = Judge(plan, dict.fromkeys(losses), arms, SimpleNamespace(batches=lambda step: iter(())))
     said = found.check(SimpleNamespace(losses=lambda name, since: losses[name][since:], first_step=0))
     assert "it cannot be settled in float64 (gone)" in said
+
+
+def test_what_stock_mesh_tensorflow_loses_after_its_first_step_is_not_compared(tmp_path, monkeypatch):
+    """It reads a variable before or after its update, as it happens."""
+    plan = resolve(parse_command_line(["--model=alexnet", "--preset=tiny", "--mesh=4", "--devices=cpu",
+                                       "--machine=h100", f"--output_dir={tmp_path / 'run'}"]))
+    asked = []
+    monkeypatch.setattr(judge, "settle", lambda *of: asked.append(of) or Settled({}, 2.0, 3))
+    data = SimpleNamespace(batches=lambda step: iter(()))
+    for first, settled in ((2.0, 0), (2.1, 1)):
+        losses = {"search": [2.0, 1.9], "stock_data_parallel": [first, 1.8]}
+        arms = [SimpleNamespace(name=name, differing_replicas=lambda: None) for name in losses]
+        Judge(plan, {"search": None}, arms, data).check(SimpleNamespace(
+            losses=lambda name, since, losses=losses: losses[name][since:], first_step=0))
+        assert len(asked) == settled

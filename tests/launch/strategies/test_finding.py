@@ -2,16 +2,19 @@
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import pytest
 from pretended_meter import PretendedMeter
 from small_graphs import perceptron
 
 from pase_mtf.errors import InfeasibleError, MismatchError, OutOfMemoryError, UsageError
+from pase_mtf.graph.computation_graph import ComputationGraph, Layer
 from pase_mtf.graph.configurations import enumerate_configurations
 from pase_mtf.launch.arms.program import export_with_program, exported
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
+from pase_mtf.launch.reports.text import describe_run
 from pase_mtf.launch.strategies import finding
 from pase_mtf.launch.strategies.finding import changed_configurations, find_strategies, possible_arms
 from pase_mtf.machine.machine import Machine
@@ -209,3 +212,14 @@ def test_the_page_says_up_to_how_many_devices_chains_walk_on_simulated_steps(rep
     page = (repository / "docs" / "launcher.md").read_text(encoding="utf-8")
     row = next(line for line in page.splitlines() if line.startswith("| `mcmc`"))
     assert f"no more than {MOST_DEVICES}" in row
+
+
+def test_an_expert_that_fails_on_the_axes_of_the_run_alone_idles_no_devices():
+    dims = {"batch": 24, "length": 8, "d_model": 64}
+    layers = tuple(Layer(f"l{number}", "matmul", {**dims, **more}, tuple({**dims, **more}), (), ())
+                   for number, more in enumerate(({"heads": 8}, {"d_ff": 64}, {"vocab": 128})))
+    plan, net = _plan(mesh="rows:2;cols:3", batch=24), ComputationGraph("net", layers, (), 0)
+    arms = possible_arms(plan, net)
+    assert [(arm.name, arm.argument) for arm in arms if arm.method == "expert"] == [("expert", "6")]
+    facts = describe_run(plan, SimpleNamespace(describe=str), Machine.load("h100"), net, arms)
+    assert facts["expert"].startswith("has no strategy on the axes of --mesh=rows:2;cols:3:")
