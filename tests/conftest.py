@@ -39,11 +39,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first."""
-    items.sort(key=lambda item: item.get_closest_marker("first") is None)
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Modules and what they define stay: the garbage collector need not look at them again and again."""
     if "tensorflow" in sys.modules:

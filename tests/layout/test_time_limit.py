@@ -106,8 +106,9 @@ def test_what_takes_long_is_said(monkeypatch):
     monkeypatch.setattr(progress, "_AFTER", 0.01)
     shown = io.StringIO()
     monkeypatch.setattr("sys.stderr", shown)
-    with Progress("words") as line:
-        line.say("export of 5 operations")
+    line = Progress("words")
+    line.say("export of 5 operations")  # before it begins: a busy machine may take longer to the next line than _AFTER
+    with line:
         for _ in range(6000):
             time.sleep(0.01)
             if shown.getvalue():
