@@ -196,8 +196,9 @@ and the Transformer only), data parallelism through our lowering, the strategy t
 FlexFlow's search from data parallelism (`mcmc`) and from the expert strategy (`mcmc_expert`) with our costs, and
 `mesh_tensorflow.auto_mtf`. The model under MirroredStrategy trains one made-up batch over and over, where the others
 read data, and its median is of twice as many steps as theirs (30), half of them before the others and half after.
-"Losses equal": the launcher compared the losses of all arms step by step; the number is the most that any two of them
-were apart. `python -m benchmarks.speedup` measures what is missing here, `--again` everything.
+"Losses equal": the launcher compared the losses of all arms step by step, of stock Mesh-TF the first; the number is the
+most that any two of all arms were apart at any step. `python -m benchmarks.speedup` measures what is missing here,
+`--again` everything.
 """
 
 

@@ -146,6 +146,8 @@ def _is_cut_in_place(operation: mtf.Operation) -> bool:
     """Whether it cuts along the first dim: there parts lie in memory as they are, and TensorFlow copies nothing."""
     x = operation.inputs[0]
     row = math.prod(dim.size for dim in x.shape.dims[1:]) * x.dtype.size
+    if isinstance(operation, _ops.SliceOperation) and len(x.shape.dims) == 1:  # aligned where both of its ends are
+        row *= math.gcd(operation._begin, operation._slice_dim.size)
     # Parts that are not aligned TensorFlow copies all the same.
     return x.shape.dims[0].name in operation.unsplittable_dims and row % _ALIGNED == 0
 

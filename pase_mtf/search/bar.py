@@ -28,7 +28,9 @@ class ProgressBar:
             from tqdm import tqdm  # loaded only by searches that take a second
             self._bar = tqdm(bar_format="searching {elapsed}: {postfix}", file=sys.stderr)
         known = math.isfinite(lower_bound)
-        gap = f", gap {(cost - lower_bound) / abs(cost):.2%}" if known and math.isfinite(cost) and cost else ""
+        # Rounded up: what nobody has proven is not nothing.
+        gap = (f", gap {math.ceil(1e4 * (cost - lower_bound) / abs(cost) - 1e-6) / 100:.2f}%"
+               if known and math.isfinite(cost) and cost else "")
         self._bar.set_postfix_str(f"cost {cost:.6g}" + (f", bound {lower_bound:.6g}" if known else "") + gap)
         self._bar.update()
 

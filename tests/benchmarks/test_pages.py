@@ -150,7 +150,9 @@ def test_the_readme_says_of_flexflows_search_what_the_page_says(repository):
 
 def test_the_memory_page_says_how_long_was_searched_and_counts_five_percent(repository):
     results = _read(repository / "docs" / "benchmarks" / "memory.json")
-    arm = next(iter(results["rows"][0]["arms"].values()))
+    for row in results["rows"]:
+        for arm in row["arms"].values():
+            arm["predicted"] = arm["measured"]
     arm["predicted"], arm["measured"] = 95.1e6, 100e6  # 5.15 % more
     page = memory.document(results)
     count = sum(len(row["arms"]) for row in results["rows"])

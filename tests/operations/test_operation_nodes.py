@@ -262,3 +262,9 @@ def test_what_is_cut_along_the_first_dim_is_not_copied(x, cut):
     assert nodes_of(cut(wide, rows).operation) == Nodes(1, 0.0)
     assert nodes_of(cut(wide, wide.shape.dims[1]).operation).traffic > 0.0
     assert nodes_of(cut(x, rows).operation).traffic > 0.0
+
+
+def test_a_slice_of_one_dim_is_in_place_where_its_ends_are_aligned(x):
+    flat = mtf.import_tf_tensor(x.mesh, tf.ones([64]), mtf.Shape([mtf.Dimension("flat", 64)]))
+    assert nodes_of(mtf.slice(flat, 16, 32, "flat").operation) == Nodes(1, 0.0)
+    assert nodes_of(mtf.slice(flat, 8, 32, "flat").operation).traffic > 0.0

@@ -270,6 +270,15 @@ class _ByObjectOfItsSize(_ByObject):
         self._set(lowering, lambda t: t * tf.cast(tf.range(t.shape[-1]) < self._settings.place // 2, t.dtype))
 
 
+class _ByDimOfObject(_ByObject):
+    def __init__(self, x):
+        super().__init__(x)
+        self._settings = _Settings(dim("width", 32))
+
+    def lower(self, lowering):
+        self._set(lowering, lambda t: t * tf.cast(tf.range(t.shape[-1]) < self._settings.place.size // 2, t.dtype))
+
+
 class _Places:
     place = 20
 
@@ -281,7 +290,7 @@ class _ByClassOfObject(_ByObject):
 
 
 @pytest.mark.parametrize("cls", [_ByName, _ByHelper, _ByClass, _ByArray, _ByHelperOfHelper, _ByLongArray, _ByCall,
-                                 _ByModule, _ByObject, _ByObjectOfItsSize, _ByClassOfObject])
+                                 _ByModule, _ByObject, _ByObjectOfItsSize, _ByDimOfObject, _ByClassOfObject])
 def test_numbers_that_stand_beside_the_text_of_a_class_are_not_taken_for_granted(cls):
     """With a width of 8 all would be before place 20, and a split of the width come out right."""
     with tf.Graph().as_default():

@@ -15,6 +15,7 @@ import pytest
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.search import __main__ as solve_command
 from pase_mtf.search.__main__ import main
+from pase_mtf.search.bar import ProgressBar
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Solution
 
@@ -195,3 +196,9 @@ def test_a_gap_that_is_left_is_not_told_as_none():
     for gap, told in ((3e-7, "0.0001%"), (0.0, "0.0000%"), (0.25, "25.0000%")):
         found = Solution((0,), 1.0, 1.0 - gap, gap, not gap, 0.0, {})
         assert f"gap          {told} of the cost" in solve_command._describe(network, "exact", found)
+
+
+def test_the_bar_tells_no_gap_as_none(capsys):
+    with ProgressBar() as bar:
+        bar(2.0, 1.00003, 1.0)
+    assert "gap 0.01%" in capsys.readouterr().err
