@@ -127,7 +127,7 @@ class Minimiser:
                                            "largest_table": 0, "configurations_left": len(self.root.unary)}
         self._gap, self._progress = gap, progress
         self._unit = quantum(packed, self._budget) if unit is None else unit
-        self._scale, self._doubt = 0.0, doubt
+        self._scale, self._doubt, self._left_out = 0.0, doubt, np.inf
         self.potentials: Potentials | None = None
         self.steps: Steps | None = None
         self._start = time.perf_counter()
@@ -160,6 +160,17 @@ class Minimiser:
 
     def run(self, most_nodes: float = np.inf) -> None:
         """Searches until proven, or the deadline or gap is reached, or so many nodes have been looked at."""
+        ended = self._search(most_nodes)
+        # Where costs cancel, what a best of large parts left undecided may be more than all that a later one costs.
+        while ended and self._left_out < self.cost - max(self._target(), self._unit):
+            self.bound, self._left_out = min(self.bound, self._left_out), np.inf
+            self._root_messages = self._reduction.messages
+            self._room, self.steps = self._room + (self.steps.bytes if self.steps else 0), None
+            ended = self._search(most_nodes)
+        self.bound, self.proven = (self.cost if ended else min(self.bound, self._left_out)), ended
+
+    def _search(self, most_nodes: float) -> bool:
+        """`run`, with what is known of the best as it is on the way. Whether all that matters by that was searched."""
         waiting = Waiting(len(self.root.unary), _WAITING * self._room)
         node: tuple[float, np.ndarray | None] | None = (-np.inf, None)
         while node is not None:
@@ -170,7 +181,7 @@ class Minimiser:
                 self.bound = max(self.bound, min(outcome.bound, others))
                 if self.bound == -np.inf:  # not even one pass was finished
                     self.bound = simple_bound(self.root)
-                return
+                return False
             node = None
             if outcome.halves:
                 waiting.add(outcome.bound, outcome.halves[1])
@@ -180,8 +191,8 @@ class Minimiser:
             if node is not None:
                 self.bound = max(self.bound, min(node[0], waiting.bound))
                 if self._enough(self.bound) or self.statistics["nodes"] >= most_nodes:
-                    return
-        self.bound, self.proven = self.cost, True
+                    return False
+        return True
 
     @property
     def slack(self) -> float:
@@ -222,6 +233,8 @@ class Minimiser:
         """Takes an assignment of a reduced network if it is the best so far."""
         if not cost < self.cost:
             return
+        if self.best is not None:  # what was left out while that was the best may cost as little as this
+            self._left_out = min(self._left_out, self.cost - self._target())
         self.cost = cost
         self.best = p.original[p.first[:-1] + choice].astype(np.int64)
         chosen = self._places(self._offset[:-1] + self.best) - self.root.first[:-1]

@@ -375,3 +375,24 @@ def test_whole_costs_of_a_large_sum_are_certified_for_what_is_tolerated_of_them(
     assert (solution.cost, solution.optimal) == (1e14, True)
     slack, = slacks
     assert 1.0 < slack < check_certificate(network, solution)
+
+
+def test_what_is_left_out_beside_costs_that_cancel():
+    """The first that is met costs 5 by parts of 2e13, of which 1e-12 is 24: what was left out for that costs less than
+    what is found among the rest, which has small parts."""
+    large = 1.2e13
+    plain = np.array([*np.arange(200) % 2, 2, 3])
+    marked = plain.copy()
+    marked[198] = 4
+    between = np.full((5, 5), 1000.0)  # all pairs of two edges are easy, of all three none but a hidden one
+    between[[0, 1, 4, 1, 2, 3], [1, 0, 1, 4, 2, 3]] = 0.0
+    cancels, hidden = between[:4, :4].copy(), between.copy()
+    cancels[2, 2], hidden[4, 4] = -large, 104.0
+    network = CostNetwork([[*[-40.0] * 200, -200.0, -1.0], [*[-30.0] * 200, large + 60.0, -1.0],
+                           [*[-30.0] * 200, 145.0, -1.0]], [
+        NetworkEdge(0, 1, cancels, plain, plain), NetworkEdge(1, 2, between[:4, :4], plain, plain),
+        NetworkEdge(0, 2, hidden, marked, marked)])
+    assert network.cost((200, 200, 200)) == 5.0
+    assert network.cost((198, 1, 198)) == 4.0
+    solution = solve(network, certificate=False)
+    assert (solution.cost, solution.lower_bound, solution.optimal) == (-3.0, -3.0, True)
