@@ -52,6 +52,8 @@ __all__ = ["Certificate", "CertificateError", "Potential", "check_certificate"]
 _MOST_SUMS = 1 << 22
 _MOST_LARGE_SUMS = 1 << 31
 _MOST_ENTRIES = 1 << 25
+# Entries of the tables of what is left open: 2 GiB.
+_MOST_LEFT = 1 << 28
 _MOST_ROUNDS = 30
 # Configurations per layer from where on it may minimise over the remainder without leaving out all it can; or else once
 # the remainder is so many times smaller than what the next round would read.
@@ -141,7 +143,8 @@ def _tables(network: CheckedNetwork, given: np.ndarray, active: np.ndarray, redu
     counts = np.add.reduceat(active, flat.first[:-1], dtype=np.int64)
     first = np.cumsum([0, *counts.tolist()])
     lengths = counts[flat.ends].prod(axis=0)
-    if (lengths > _MOST_SUMS).any() or lengths.sum() > most + len(lengths):  # what has one entry takes no sum
+    several = lengths.sum() - len(lengths)  # what has one entry takes no sum
+    if (lengths > _MOST_SUMS).any() or several > min(most, _MOST_LEFT):
         raise CertificateError(_TOO_LITTLE)
     at = np.cumsum([0, *counts.tolist(), *lengths.tolist()])
     values, layers = np.empty(at[-1]), np.arange(len(counts))

@@ -23,6 +23,8 @@ _CHEAPER = 0
 _TOO_MUCH = -1
 # How many sums of the checker's eliminations take as long as keeping and comparing the cost of a configuration does.
 _SUMS = 4
+# What costs less is not shared out: numbers that small lie so far apart that shares may add up to twice as much.
+_LEAST_SHARED = 1e-280
 # Entries of what it holds at most: of the tables in both directions, and of costs on all levels.
 _MOST_HELD = 1 << 24
 
@@ -119,16 +121,18 @@ def _hand_on(remainder: Remainder, costs: np.ndarray, active: np.ndarray, decide
     for place in range(left - 1, 0, -1):
         w, takers, least = order[place], 0, np.inf
         begin, end = first[w], first[w + 1]
+        sums += place  # those before it are looked at twice, whether or not they have to do with it
         for p in order[:place]:
             takers += at[w, p] >= 0
         for k in range(begin, end):
             if active[k]:
                 least = min(least, handed[k])
-                handed[k] /= max(takers, 1)
+                # Near the least float64 rounding is no small part of a share: such are not handed on.
+                handed[k] = 0.0 if 0.0 < handed[k] < _LEAST_SHARED else handed[k] / max(takers, 1)
         if takers == 0:
             total += least
         for p in order[:place]:
-            if at[p, w] < 0:
+            if at[w, p] < 0:  # as at[p, w], which is not beside the one before it in memory
                 continue
             for k in range(first[p], first[p + 1]):
                 if not active[k]:

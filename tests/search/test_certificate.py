@@ -12,6 +12,7 @@ from pase_mtf.errors import InfeasibleError
 from pase_mtf.search import CertificateError, certificate, check_certificate, checked_network, solve
 from pase_mtf.search.checked_bounds import HUGE, alike, at_layers, reparametrised
 from pase_mtf.search.checked_network import checked
+from pase_mtf.search.checked_search import remainder_of, search
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
@@ -233,3 +234,9 @@ def test_a_layer_of_thousands_of_edges():
     solution = solve(network)
     assert (solution.cost, solution.optimal) == (1.0, True)
     assert check_certificate(network, solution) == 1e-12
+
+
+def test_layers_that_are_only_looked_at_count():
+    remainder = remainder_of([((v,), np.array([0.0, 1.0])) for v in range(300)])
+    _, looked = search(remainder, 0.5, 1 << 31)
+    assert looked > 300 ** 3 // 8

@@ -349,3 +349,28 @@ def test_ten_thousand_forgeries(monkeypatch):
     count, verified = forge(range(1, 2500, 6), 26, monkeypatch)
     assert count > 10_000
     assert verified > 500
+
+
+def test_shares_of_the_least_numbers_are_not_rounded_up():
+    unit = 5e-324
+    centre = np.array([0.0, 11 * unit, 15 * unit])
+    one, other = np.zeros((2, 3)), np.zeros((2, 3))
+    one[0, 0] = other[1, 0] = 1.0
+    network = CostNetwork([np.zeros(2)] * 20 + [centre] * 2, [
+        NetworkEdge(v, end, costs, [0, 1], [0, 1, 2]) for v in range(20) for end, costs in ((20, one), (21, other))])
+    claim = (0,) * 20 + (2, 0)
+    assert network.cost((0,) * 20 + (1, 0)) < network.cost(claim)
+    with pytest.raises(CertificateError):
+        check_certificate(network, Solution(claim, network.cost(claim), 0.0, 0.0, True, 0.0, {},
+                                            Certificate(alone=False, searched=True)))
+
+
+def test_tables_that_are_too_large_are_refused(monkeypatch):
+    parity = np.arange(6) % 2
+    network = CostNetwork([np.zeros(6)] * 3, [NetworkEdge(u, v, np.eye(2), parity, parity)
+                                              for u, v in itertools.combinations(range(3), 2)])
+    solution = Solution((0, 0, 1), 1.0, 1.0, 0.0, True, 0.0, {}, Certificate(alone=False))
+    assert check_certificate(network, solution) == 0.0
+    monkeypatch.setattr(certificate, "_MOST_LEFT", 100)  # 3 * 35 are open
+    with pytest.raises(CertificateError):
+        check_certificate(network, solution)
