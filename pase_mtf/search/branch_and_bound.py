@@ -162,8 +162,8 @@ class Minimiser:
         """Searches until proven, or the deadline or gap is reached, or so many nodes have been looked at."""
         ended = self._search(most_nodes)
         # Where costs cancel, what a best of large parts left undecided may be more than all that a later one costs.
-        while ended and self._left_out < self.cost - max(self._target(), self._unit):
-            self.bound, self._left_out = min(self.bound, self._left_out), np.inf
+        while ended and self._left_out < self.cost - self._target():
+            self.bound, self._left_out = self._left_out, np.inf  # of all else it is certain that it costs more
             self._root_messages = self._reduction.messages
             self._room, self.steps = self._room + (self.steps.bytes if self.steps else 0), None
             ended = self._search(most_nodes)
@@ -227,6 +227,7 @@ class Minimiser:
         return max(self._target(), self._unit) < margin
 
     def _enough(self, bound: float) -> bool:
+        bound = min(bound, self._left_out)  # as `run` tells it in the end
         return self._gap > 0 and self.best is not None and relative_gap(self.cost, bound) <= self._gap
 
     def _consider(self, p: Packed, choice: np.ndarray, cost: float) -> None:

@@ -28,6 +28,8 @@ __all__ = ["certify", "potentials_of"]
 _MOST_SUMS = 1 << 21
 _MOST_LARGE_SUMS = 1 << 30
 _MOST_ENTRIES = 1 << 24
+# And half of the entries of what is left open of a pair, and of all pairs.
+_MOST_OF_A_PAIR, _MOST_LEFT = 1 << 21, 1 << 27
 # Entries of the tables of what is searched.
 _MOST_TABLES = 1 << 21
 # How many sums take as long as a split does, here and for the checker, per entry of the network's matrices; and how
@@ -265,7 +267,8 @@ def _planned(domains: np.ndarray, ends: np.ndarray, most: int) -> tuple[Plan, fl
     is_open = domains > 1
     pairs = ends[:, is_open[ends].all(axis=0)].T
     plan = plan_elimination(np.maximum(domains, 1), pairs, most_operations=most, most_entries=_MOST_ENTRIES)
-    if not plan.complete:
+    left = domains[ends].prod(axis=0)
+    if not plan.complete or left.max(initial=0) > _MOST_OF_A_PAIR or left.sum() > _MOST_LEFT:
         return plan, math.inf
     sizes = domains.tolist()
     at: list[list[tuple[int, ...]]] = [[(v,)] for v in range(len(domains))]

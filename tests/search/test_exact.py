@@ -13,6 +13,7 @@ from pase_mtf.search import branch_and_bound, check_certificate, part, solve
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack
 from pase_mtf.search.pulls import EXACTLY, in_steps, pull, pull_steps, step_of
+from pase_mtf.search.rounding import rounding
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
 OPTIMA = {
@@ -377,9 +378,9 @@ def test_whole_costs_of_a_large_sum_are_certified_for_what_is_tolerated_of_them(
     assert 1.0 < slack < check_certificate(network, solution)
 
 
-def test_what_is_left_out_beside_costs_that_cancel():
-    """The first that is met costs 5 by parts of 2e13, of which 1e-12 is 24: what was left out for that costs less than
-    what is found among the rest, which has small parts."""
+def _cancelling():
+    """The first that is met costs 5 by parts of 2e13, of which 1e-12 is 24: what was left out for that costs less (-3)
+    than what is found among the rest (4), which has small parts."""
     large = 1.2e13
     plain = np.array([*np.arange(200) % 2, 2, 3])
     marked = plain.copy()
@@ -388,11 +389,27 @@ def test_what_is_left_out_beside_costs_that_cancel():
     between[[0, 1, 4, 1, 2, 3], [1, 0, 1, 4, 2, 3]] = 0.0
     cancels, hidden = between[:4, :4].copy(), between.copy()
     cancels[2, 2], hidden[4, 4] = -large, 104.0
-    network = CostNetwork([[*[-40.0] * 200, -200.0, -1.0], [*[-30.0] * 200, large + 60.0, -1.0],
-                           [*[-30.0] * 200, 145.0, -1.0]], [
+    return CostNetwork([[*[-40.0] * 200, -200.0, -1.0], [*[-30.0] * 200, large + 60.0, -1.0],
+                        [*[-30.0] * 200, 145.0, -1.0]], [
         NetworkEdge(0, 1, cancels, plain, plain), NetworkEdge(1, 2, between[:4, :4], plain, plain),
         NetworkEdge(0, 2, hidden, marked, marked)])
+
+
+def test_what_is_left_out_beside_costs_that_cancel():
+    network = _cancelling()
     assert network.cost((200, 200, 200)) == 5.0
     assert network.cost((198, 1, 198)) == 4.0
     solution = solve(network, certificate=False)
     assert (solution.cost, solution.lower_bound, solution.optimal) == (-3.0, -3.0, True)
+
+
+def test_what_an_ended_search_proves_is_told_where_no_time_is_left_for_another(monkeypatch):
+    network, searches, search = _cancelling(), [], branch_and_bound.Minimiser._search
+    monkeypatch.setattr(branch_and_bound.Minimiser, "_search", lambda self, most: (
+        searches.append(self) or (len(searches) == 1 and search(self, most))))
+    found = branch_and_bound.Minimiser(pack(network.normalized()), doubt=rounding(network))
+    found.run()
+    assert len(searches) == 2
+    assert (found.proven, -100 < found.bound <= -3.0) == (False, True)  # -inf before
+    found._gap, found._left_out = 0.5, -19.0
+    assert not found._enough(found.cost - 0.1)

@@ -207,3 +207,10 @@ def test_the_prover_keeps_to_the_limit_of_all(monkeypatch):
     _little(monkeypatch, _SUMS_OF_A_SPLIT=1 << 20, _MOST_LARGE_SUMS=400)
     monkeypatch.setattr(certificate, "_MOST_LARGE_SUMS", 800)
     assert sum(splits(solution.certificate) for _, solution in _proven()) > 5
+
+
+def test_the_checker_is_left_no_tables_that_it_refuses():
+    ends = np.stack([np.arange(99), np.arange(1, 100)])
+    assert certify._planned(np.full(100, 2000), ends, 1 << 30)[1] == math.inf
+    assert certify._planned(np.full(2, 3000), ends[:, :1], 1 << 30)[1] == math.inf
+    assert certify._planned(np.full(100, 1000), ends, 1 << 30)[1] < math.inf
