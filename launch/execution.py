@@ -24,7 +24,6 @@ from pase_mtf.launch.arms.program import export_with_program
 from pase_mtf.launch.checkpoints.keeping import Keeper
 from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.cluster.follower import tell_run
-from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.server import join
 from pase_mtf.launch.console import LOSSES_DISAGREE, Progress, output_that_may_go, print_header
 from pase_mtf.launch.data import Data, open_data
@@ -340,11 +339,7 @@ def _build(run: _Prepared, found: _Found) -> tuple[_Built, _Found]:
 def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts, output: Output) -> History:
     """Trains the arms side by side, and writes the checkpoints; returns what was measured."""
     plan, options, arms, alone = run.plan, run.plan.options, built.arms, run.board is None
-    asked = plan.asked or options  # who resumes this one begins with what was asked for, not with what was left of it
-    member = Membership.of_environment()
-    warmup, steps = member.asked if member and member.asked else (asked.warmup, asked.steps)
-    config = dataclasses.replace(plan, options=dataclasses.replace(
-        options, warmup=warmup, steps=steps)).config_json()
+    config = plan.config_json()
     keeper = Keeper(run.files.path("checkpoint"), arms[0], built.data, run.graph.hash, microbatches=plan.microbatches,
                     recompute=plan.recomputed, first_step=plan.first_step, every=options.checkpoint_every, alone=alone)
     judge = Judge(plan, found.chosen, arms, run.data, run.board)

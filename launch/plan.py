@@ -101,8 +101,12 @@ class Plan:
             and self.kernels.times.on == fingerprint_of_kernels(self.devices.count, self.devices.kind))
 
     def config_json(self) -> str:
-        """The text of config.json."""
-        return run_config(self.options, devices=list(self.devices.names), model_config=dataclasses.asdict(self.config))
+        """The text of config.json: who resumes this run begins with the steps that were asked for, not with what was
+        left of them when it was taken up or started again."""
+        member, asked = Membership.of_environment(), self.asked or self.options
+        warmup, steps = member.asked if member and member.asked else (asked.warmup, asked.steps)
+        return run_config(dataclasses.replace(self.options, warmup=warmup, steps=steps),
+                          devices=list(self.devices.names), model_config=dataclasses.asdict(self.config))
 
 
 def check_packages() -> None:

@@ -89,9 +89,9 @@ class DimRelations:
         found = np.empty((dims, rows), np.int64)
         for dim in range(dims):
             shards = sharded.shards[:, dim]
-            different, index = _different_rows(shards, np.where(shards > 1, sharded.strides[:, dim], 1),
-                                               sharded.devices)
-            numbers = [self._numbers.setdefault((a, b, c), len(self._numbers)) for a, b, c in different.tolist()]
+            splits = np.column_stack((shards, np.where(shards > 1, sharded.strides[:, dim], 1), sharded.devices))
+            first, index = distinct_rows(splits)
+            numbers = [self._numbers.setdefault((a, b, c), len(self._numbers)) for a, b, c in splits[first].tolist()]
             found[dim] = np.array(numbers, np.int64)[index]
         if len(self._numbers) > len(self._splits):
             self._grow()
@@ -126,17 +126,6 @@ class DimRelations:
             larger = np.full((*smaller.shape[:-2], new, new), empty, smaller.dtype)
             larger[..., :old, :old] = smaller
             setattr(self, name, larger)
-
-
-def _different_rows(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The different rows of a table, and for every row which of them it is."""
-    order = np.lexsort(columns)
-    table = np.stack(columns, axis=1)[order]
-    begins = np.ones(len(table), bool)
-    begins[1:] = (table[1:] != table[:-1]).any(axis=1)
-    index = np.empty(len(table), np.int64)
-    index[order] = np.cumsum(begins) - 1
-    return table[begins], index
 
 
 def distinct_rows(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

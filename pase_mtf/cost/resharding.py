@@ -180,12 +180,13 @@ def _stock_seconds(source: DistinctShardings, target: DistinctShardings, nbytes:
 
 
 def _exchange_seconds(block: np.ndarray, members: np.ndarray, machine: Machine) -> np.ndarray:
-    """What a device does in Mesh-TF's alltoall (mesh_tensorflow/placement_mesh_impl.py): [R, C]. It splits what it has,
-    puts one of two messages together, which go round either way, splits what arrives of them, and concatenates.
+    """Seconds of a device in Mesh-TF's alltoall (mesh_tensorflow/placement_mesh_impl.py): float64, of the shape of
+    `members`. It splits what it has, puts one of two messages together, which go round either way, splits what arrives
+    of them, and concatenates.
 
     Args:
-      block: bytes of what the members have together.
-      members: how many exchange pieces.
+      block: bytes of what the members have together, float64 of that shape.
+      members: how many exchange pieces, int64; 1 where nobody does.
       machine: whose memory it is.
     """
     forward = (members - 1) // 2
