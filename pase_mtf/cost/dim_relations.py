@@ -5,7 +5,6 @@ Dims are looked at one by one: whatever holds of a pair of splits is found out o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -137,11 +136,36 @@ def distinct_rows(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Returns:
       int64 [distinct], the first of those that are equal, and int64 [R], for every row the number of the one kept.
     """
-    table = np.ascontiguousarray(np.column_stack(columns))
-    known: dict[Hashable, int] = {}
-    rows: Sequence[Hashable] = table.view(np.dtype((np.void, table.itemsize * table.shape[1]))).reshape(-1).tolist()
-    number = np.fromiter((known.setdefault(row, len(known)) for row in rows), np.int64, len(rows))
-    return np.unique(number, return_index=True)[1], number
+    found: tuple[np.ndarray, np.ndarray] = _distinct_rows(np.ascontiguousarray(np.column_stack(columns), np.int64))
+    return found
+
+
+@compiled
+def _distinct_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # pragma: no cover (compiled)
+    """`distinct_rows` of one table, by a hash table whose length is a power of two, and which is half full at most."""
+    rows, width = table.shape
+    places = 4
+    while places < 2 * rows:
+        places *= 2
+    numbers, first, number, count = np.full(places, -1), np.empty(rows, np.int64), np.empty(rows, np.int64), 0
+    for row in range(rows):
+        mixed = np.uint64(0)
+        for column in range(width):
+            mixed = (mixed ^ np.uint64(table[row, column])) * np.uint64(0x9E3779B97F4A7C15)
+            mixed ^= mixed >> np.uint64(29)
+        place = np.int64(mixed >> np.uint64(20)) & (places - 1)
+        while numbers[place] >= 0:
+            like, column = first[numbers[place]], 0
+            while column < width and table[like, column] == table[row, column]:
+                column += 1
+            if column == width:
+                break
+            place = (place + 1) & (places - 1)
+        if numbers[place] < 0:
+            numbers[place], first[count] = count, row
+            count += 1
+        number[row] = numbers[place]
+    return first[:count].copy(), number
 
 
 def _mixed(*words: np.ndarray) -> np.ndarray:

@@ -86,9 +86,9 @@ class DistinctPairs:
         devices, own = np.unique(source.devices, return_inverse=True)
         wanted_devices, wanted = np.unique(target.devices, return_inverse=True)
         self._places, number, new = _number_pairs(
-            self._places, self.count, relations.codes, relations.needed, here[dims], there[dims],
-            np.asarray(boxes.all(axis=1)), *_device_codes(devices, wanted_devices, relations.domains), own, wanted,
-            self._far_alike)
+            self._places, self.count, relations.codes, relations.needed, np.ascontiguousarray(here[dims].T),
+            there[dims].view(np.uint64), np.asarray(boxes.all(axis=1)),
+            *_device_codes(devices, wanted_devices, relations.domains), own, wanted, self._far_alike)
         self.count += len(new)
         return NumberedPairs(number, new, boxes, here, there)
 
@@ -140,11 +140,66 @@ def _grown(places: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
     return larger
 
 
-@compiled
-def _add_codes(line: np.ndarray, columns: np.ndarray, codes: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """Adds what one dim adds to the codes of all columns, by their splits."""
-    for column in range(len(columns)):
-        codes[column] += line[columns[column]]
+@compiled(allocates=False)
+def _add_up(dims: tuple[np.ndarray, np.ndarray, np.ndarray], source: np.ndarray, target_splits: np.ndarray,
+            codes: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:  # pragma: no cover (compiled)
+    """What the dims of one source add to the codes of its pairs with all targets.
+
+    Args:
+      dims: int64 [S, S] each: what a dim adds to the two sums, and how many shards of it a block touches.
+      source: int64 [T], its splits.
+      target_splits: uint64 [T, C]: without a sign, which is never looked at.
+      codes: int64 [C] each: the two sums, added to, and how many shards a block touches in all.
+    """
+    first, second, touched = codes
+    touched[:] = 1
+    for dim in range(len(source)):
+        split, columns = source[dim], target_splits[dim]
+        one, other, needed = dims[0][split], dims[1][split], dims[2][split]
+        for column in range(len(columns)):
+            first[column] += one[columns[column]]
+        for column in range(len(columns)):
+            second[column] += other[columns[column]]
+        for column in range(len(columns)):
+            touched[column] *= needed[columns[column]]
+
+
+@compiled(allocates=False)
+def _number_row(places: np.ndarray, known: int, codes: tuple[np.ndarray, np.ndarray, np.ndarray], far_alike: bool,
+                row: int, begin: int, number: np.ndarray, new: np.ndarray
+                ) -> tuple[int, int]:  # pragma: no cover (compiled)
+    """Numbers the pairs of one source with the targets from one on, by their codes.
+
+    Args:
+      places: the hash table, added to; of the codes known.
+      known: how many those are.
+      codes: of all pairs, see `_add_up`.
+      far_alike: as of `DistinctPairs`.
+      row: of the source.
+      begin: the first target.
+      number: int32 [C], filled in.
+      new: int64 [N, 3], the row, the column and the shards of pairs that are new, filled in.
+
+    Returns:
+      How many codes are known then, and the target to go on with, once the hash table is half full.
+    """
+    first, second, touched = codes
+    added = 0
+    for column in range(begin, len(number)):
+        code, other, blocks = first[column], second[column], 0
+        if far_alike and code >> FAR_PLACE & COUNT_MASK and not code >> UNEVEN_PLACE:
+            blocks = touched[column]
+            code, other = -blocks, 0
+        place = _place_of(code, other, places)
+        if places[place, 2] == _FREE:
+            if 2 * (known + 1) >= len(places):
+                return known, column
+            places[place, 0], places[place, 1], places[place, 2] = code, other, known
+            new[added, 0], new[added, 1], new[added, 2] = row, column, blocks
+            added += 1
+            known += 1
+        number[column] = places[place, 2]
+    return known, len(number)
 
 
 @compiled
@@ -157,7 +212,7 @@ def _number_pairs(places: np.ndarray, known: int, dim_codes: np.ndarray, needed:
     Args:
       places: the hash table of all codes known, of which there are `known`.
       dim_codes, needed: `codes` and `needed` of `DimRelations`.
-      source_splits, target_splits: int64 [T, R] and [T, C].
+      source_splits, target_splits: int64 [R, T] and uint64 [T, C].
       all_boxes: bool [R], whether what domains hold is a product over the dims at every level.
       device_first, device_second: of `_device_codes`.
       own, wanted: int64 [R] and [C], the row and the column of each sharding in them.
@@ -166,32 +221,20 @@ def _number_pairs(places: np.ndarray, known: int, dim_codes: np.ndarray, needed:
     Returns:
       The hash table, then `NumberedPairs.number` and `new`.
     """
-    dims, rows, columns = len(source_splits), source_splits.shape[1], target_splits.shape[1]
+    rows, columns = len(source_splits), target_splits.shape[1]
     number, before = np.empty((rows, columns), np.int32), known
     new = np.empty((len(places), 3), np.int64)
-    codes, more = np.empty(columns, np.int64), np.empty(columns, np.int64)
+    codes = np.empty(columns, np.int64), np.empty(columns, np.int64), np.empty(columns, np.int64)
     for row in range(rows):
+        first, second = device_first[own[row]], device_second[own[row]]
         for column in range(columns):
-            codes[column] = device_first[own[row], wanted[column]]
-            more[column] = device_second[own[row], wanted[column]]
-        for dim in range(dims):
-            lines = dim_codes[int(all_boxes[row]), :, source_splits[dim, row]]
-            _add_codes(lines[0], target_splits[dim], codes)
-            _add_codes(lines[1], target_splits[dim], more)
-        for column in range(columns):
-            code, other, touched = codes[column], more[column], 0
-            if far_alike and code >> FAR_PLACE & COUNT_MASK and not code >> UNEVEN_PLACE:
-                touched = 1
-                for dim in range(dims):
-                    touched *= needed[source_splits[dim, row], target_splits[dim, column]]
-                code, other = -touched, 0
-            place = _place_of(code, other, places)
-            if places[place, 2] == _FREE:
-                places[place, 0], places[place, 1], places[place, 2] = code, other, known
-                new[known - before] = row, column, touched
-                known += 1
-            number[row, column] = places[place, 2]
-            if 2 * known == len(places):
-                places = _grown(places)
-                new = np.concatenate((new[:known - before], np.empty((len(places), 3), np.int64)))
+            codes[0][column], codes[1][column] = first[wanted[column]], second[wanted[column]]
+        kind, column = int(all_boxes[row]), 0
+        _add_up((dim_codes[kind, 0], dim_codes[kind, 1], needed), source_splits[row], target_splits, codes)
+        while True:
+            known, column = _number_row(places, known, codes, far_alike, row, column, number[row], new[known - before:])
+            if column == columns:
+                break
+            places = _grown(places)
+            new = np.concatenate((new[:known - before], np.empty((len(places), 3), np.int64)))
     return places, number, new[:known - before].copy()
