@@ -183,8 +183,9 @@ class Emitter:
         """A tensor that is on a device and was made there, such as what a variable was read as."""
         return x
 
-    def use(self, xs: Iterable[tf.Tensor]) -> None:
-        """Tells that something that makes no tensor, such as an assignment, takes these as they are."""
+    def use(self, xs: Iterable[tf.Tensor]) -> Sequence[tf.Operation]:
+        """Tells that an assignment, which makes no tensor, takes these as they are; what it has to wait for besides."""
+        return ()
 
     def while_loop(self, condition: Callable, body: Callable, starts: Sequence[Sequence[tf.Tensor]],
                    devices: Sequence[Sequence[str]], options: Mapping[str, object]) -> Sequence[Sequence[tf.Tensor]]:

@@ -89,7 +89,9 @@ class Ledger:
 
     def __init__(self) -> None:
         self.needed = 0
-        self.of_updates = 0  # bits of updates that something waits for: no other update runs these
+        # Bits of updates that something waits for: who runs a part of one, by a send or by what holds an old value, has
+        # all ranks run theirs.
+        self.of_updates = 0
         self.idle = False
         self._entries: dict[int, _Entry] = {}
         self._digest = hashlib.sha256()
@@ -122,12 +124,17 @@ class Ledger:
         self._use(needs)
         return made
 
-    def use(self, xs: Iterable[object], *, assigned: bool = False) -> None:
-        """Something that is not entered, an assignment or what goes round in a loop, takes tensors as they are."""
+    def use(self, xs: Iterable[object], *, assigned: bool = False) -> list[tf.Operation]:
+        """Something that is not entered, an assignment or what goes round in a loop, takes tensors as they are.
+
+        Returns:
+          the parts here of updates that an assignment waits for: its value may come from another process.
+        """
         needs = self.needs(xs)
         if assigned:
             self._waited |= needs & self.of_updates
         self._use(needs)
+        return self.pins(needs & self.of_updates) if assigned and not self._loops else []
 
     def take_waited(self) -> int:
         """The updates that what was assigned since the last call waits for, a bit each: who assigns it runs these."""
@@ -139,7 +146,7 @@ class Ledger:
         if self._loops:
             self._loops[-1].needs |= needs
         elif not self.idle:
-            self.needed |= needs & ~self.of_updates
+            self.needed |= needs
 
     @contextlib.contextmanager
     def waiting_for(self, control: Iterable[object], besides: int = 0) -> Iterator[None]:

@@ -202,9 +202,9 @@ class RankEmitter(Emitter):
         """A tensor that is on a device and depends on no transfer, such as what a variable was read as."""
         return self.ledger.enter(x, device, 0)
 
-    def use(self, xs: Iterable[AnyTensor]) -> None:
-        """What they need of other processes has to be run with what takes them."""
-        self.ledger.use(xs, assigned=True)
+    def use(self, xs: Iterable[AnyTensor]) -> Sequence[tf.Operation]:
+        """What they need of other processes has to be run with what takes them, and updates they wait for before."""
+        return self.ledger.use(xs, assigned=True)
 
     # Single nodes
 

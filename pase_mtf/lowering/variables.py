@@ -174,14 +174,15 @@ class LaidOutVariable:
         result, emitter = [], self._mesh_impl.emitter
         values = [emitter.exchange.bring(device, value)
                   for device, value in zip(self._mesh_impl.devices, values, strict=True)]
-        emitter.use(values)  # of all devices: nothing is made of them that would tell what they need
         besides = self._besides.get(next(scopes()), [])
+        # Of all devices: nothing is made of these that would tell what they need.
+        earlier = emitter.use([*values, *self.read_so_far()])
         for position, (device, variable, value, old) in enumerate(zip(
                 self._mesh_impl.devices, self.laid_out_tensor.all_slices, values, read, strict=True)):
             if not emitter.owns(device):
                 continue
             waits = [] if old is None else [old, *_holders(old, idle)]
-            with on(device), tf.control_dependencies([*waits, *(row[position] for row in besides)]):
+            with on(device), tf.control_dependencies([*waits, *earlier, *(row[position] for row in besides)]):
                 result.append(_assign(self._variable, variable, value, assign_fn))
         return result
 

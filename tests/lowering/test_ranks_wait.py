@@ -92,3 +92,57 @@ def test_what_a_loop_reads_once_more_follows_the_update_on_all_ranks():
         loop, = (node for node in tf_graph.get_operations() if node.type in ("While", "StatelessWhile"))
     read, = {t.op for t in loop.inputs if t.op.type == "ReadVariableOp"}
     assert any(node.type == "AssignAddVariableOp" for node in reached(read))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_update_follows_the_one_that_its_value_waits_for_on_all_ranks(rank):
+    """Also where the value comes from another rank."""
+    devices = cluster_devices(2, 1)
+    with tf.Graph().as_default() as tf_graph:
+        b = nets.Builder(tf.float32)
+        v, x = b.variable("v", [nets.dim("a", 8)]), b.input("x", [nets.dim("a", 8)])
+        value = mtf.depend(x, [mtf.assign(v.operation, v * 0.5)])
+        mtf.assign(v.operation, value)
+        plan = {**dict.fromkeys(b.graph.operations, MeshSpec(((frozenset(["a"]), 2),), (0, 1))),
+                value.operation: _on(0)}
+        PlanLowering(b.graph, plan, devices, rank=Rank.of(devices, rank))
+        first, second = (node for node in tf_graph.get_operations() if node.type == "AssignVariableOp"
+                         and "v_slice" in node.inputs[0].op.name)
+    assert first in reached(second)
+
+
+def test_an_update_behind_what_an_idle_loop_reads_needs_both_ends_of_its_transfers(monkeypatch):
+    devices, found = cluster_devices(2, 1), []
+    for rank in range(2):
+        monkeypatch.setattr(collectives, "_KEYS", itertools.count(1))
+        with tf.Graph().as_default():
+            b, shape = nets.Builder(tf.float32), mtf.Shape([nets.dim("a", 8)])
+            v = b.variable("v", shape.dims)
+            begin = mtf.depend(mtf.zeros(b.mesh, shape), [mtf.assign_add(v.operation, mtf.ones(b.mesh, shape))])
+            count = mtf.import_tf_tensor(b.mesh, tf.constant(0), [])
+            mtf.while_loop(lambda i, _: mtf.less(i, 3),
+                           lambda i, s, v=v: [i + 1, s + mtf.read_variable(v.operation)], [count, begin])
+            last = mtf.assign_add(v.operation, mtf.ones(b.mesh, shape))
+            plan = {**dict.fromkeys(all_operations(b.graph), _on(1)), begin.operation: _on(0)}
+            lowering = PlanLowering(b.graph, plan, devices, rank=Rank.of(devices, rank))
+            found.append((lowering, [lowering.lowered_operation(last)]))
+    assert_all_ends_or_none(found)
+
+
+def test_an_update_that_something_waits_for_is_run_by_all_ranks_or_by_none():
+    """Also where another update is fetched, and only what is sent on waits for it."""
+    devices, found = cluster_devices(2, 1), []
+    for rank in range(2):
+        with tf.Graph().as_default():
+            b = nets.Builder(tf.float32)
+            w, u, v = (b.variable(name, [nets.dim("a", 8)]) for name in "wuv")
+            new = w * 0.5
+            first = mtf.assign(w.operation, new)
+            mtf.assign(u.operation, mtf.depend(v * 0.5, [first]))
+            last = mtf.assign(v.operation, v * 2.0)
+            plan = {**dict.fromkeys(b.graph.operations, _on(0)), u.operation: _on(1), **dict.fromkeys(
+                (w.operation, new.operation, first), MeshSpec(((frozenset(["a"]), 2),), (0, 1)))}
+            lowering = PlanLowering(b.graph, plan, devices, rank=Rank.of(devices, rank))
+            run = reached(lowering.lowered_operation(last))
+        found.append(any(node.type == "AssignVariableOp" and "w_slice" in node.inputs[0].op.name for node in run))
+    assert found[0] == found[1]
