@@ -28,7 +28,7 @@ def mend(mesh_tensorflow: Any) -> None:
              forward_operations: list[Any], name: str | None = None) -> None:
         read = [tensor for each in forward_operations for tensor in each.inputs]
         place = {tensor: number for number, tensor in reversed(list(enumerate(read)))}
-        outside = sorted(all_inputs[len(explicit_inputs):], key=place.__getitem__)
+        outside = sorted(all_inputs[len(explicit_inputs):], key=lambda tensor: place.get(tensor, len(read)))
         made(self, explicit_inputs, [*explicit_inputs, *outside], fn_outputs, grad_fn, forward_operations, name)
 
     operation.__init__ = init

@@ -222,3 +222,13 @@ def test_a_graph_of_nodes_is_as_it_is_defined():
         assert session.run(found["square"].outputs[0]) == 25.0
     with pytest.raises(KeyError):
         graph_of_nodes(definition, ["cube"])
+
+
+def test_a_custom_gradient_may_name_what_its_operations_do_not_read():
+    from pase_mtf.compat import mtf, tf
+    with tf.Graph().as_default():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x, unread = (mtf.zeros(mesh, [mtf.Dimension("x", 4)]) for _ in range(2))
+        y = mtf.exp(x)
+        made = mtf.ops.CustomGradientOperation([x], [x, unread], [y], None, [y.operation])
+    assert all(one is other for one, other in zip(made.inputs, [x, unread, y], strict=True))

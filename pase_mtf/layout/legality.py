@@ -255,7 +255,7 @@ class StockLegality:
             return self.apart[pair]
         if axis != other_axis and pair in self.together:
             return self.together[pair]
-        return self._reshape_problems({one: axis, other: other_axis}, sizes)
+        return self._reshape_problems({one: axis, other: other_axis}, sizes, alone=True)
 
     def problem(self, axis_of: Mapping[str, int], sizes: Sequence[int]) -> Problem | None:
         """Why a layout does not lower or gives wrong values: the first problem found, None if it is legal.
@@ -292,18 +292,38 @@ class StockLegality:
                 return dataclasses.replace(problem, dims=split)
         return self._reshape_problems(axis_of, sizes)
 
-    def _reshape_problems(self, axis_of: Mapping[str, int], sizes: Sequence[int]) -> Problem | None:
-        """Of the reshapes that have all these dims (any of them, where there are more than two)."""
+    def _may_be_mended(self, old: Dims, new: Dims, axis_of: Mapping[str, int], sizes: Sequence[int]) -> bool:
+        """Whether a reshape that fails where two dims are split is right where others are, too, on the same axes: one
+        makes room for the next."""
+        if len(axis_of) != 2:
+            return False
+        others = sorted({name for name, _ in (*old, *new)} - axis_of.keys() - self.whole.keys())
+        axes = sorted(set(axis_of.values()))
+        for count in (1, 2):
+            for names in itertools.combinations(others, count):
+                for places in itertools.product(axes, repeat=count):
+                    more = {**axis_of, **dict(zip(names, places, strict=True))}
+                    taken = [[more[name] for name, _ in dims if name in more] for dims in (old, new)]
+                    if all(len(set(found)) == len(found) for found in taken) and not reshape_problem(
+                            old, new, more, sizes)[0]:
+                        return True
+        return False
+
+    def _reshape_problems(self, axis_of: Mapping[str, int], sizes: Sequence[int], *,
+                          alone: bool = False) -> Problem | None:
+        """Of the reshapes that have all these dims (any of them, where there are more than two); `alone`: but for what
+        other splits may mend."""
         for names, old, new, operation in self._reshapes_with(axis_of):
             mine = {name: axis_of[name] for name in axis_of if name in names}
             key = old, new, tuple(mine.items()), tuple(sizes)
             if key not in self._reshape_cache:
-                self._reshape_cache[key] = reshape_problem(old, new, mine, sizes)
-            reason = self._reshape_cache[key][0]
-            if reason:
+                reason, _ = reshape_problem(old, new, mine, sizes)
+                self._reshape_cache[key] = reason, bool(reason) and self._may_be_mended(old, new, mine, sizes)
+            reason, mended = self._reshape_cache[key]
+            if reason and not (alone and mended):
                 before = ", ".join(f"{name}={size}" for name, size in old)
                 after = ", ".join(f"{name}={size}" for name, size in new)
-                return Problem(operation, tuple(mine), f"reshape [{before}] to [{after}]: {reason}")
+                return Problem(operation, tuple(mine), f"reshape [{before}] to [{after}]: {reason}", depends=mended)
         return None
 
     def _reshapes_with(self, wanted: Iterable[str]) -> Iterable[tuple[frozenset[str], Dims, Dims, str]]:

@@ -163,6 +163,20 @@ class _ShapeLowering(mtf.Lowering):
         """Whether what is being lowered stands in these loops."""
         return self.scope[:len(scope)] == scope
 
+    def export(self, tensor: mtf.Tensor) -> None:
+        """Fetches an output, outside of all loops.
+
+        Raises:
+          _LoweringError: there is no such tensor outside of them.
+        """
+        self.scope = ()
+        try:
+            self.export_to_tf_tensor(tensor)
+        except Exception as error:
+            laid_out = self.tensors.get(tensor)
+            axes = frozenset[int](laid_out.mesh_axes if isinstance(laid_out, _PendingSum) else ())
+            raise _LoweringError(tensor.operation, error, axes) from error
+
     def lower_operation(self, operation: mtf.Operation, scope: _Scope) -> None:
         """Lowers an operation that stands in these loops.
 
@@ -404,13 +418,16 @@ class Verifier:
         shape = mtf.Shape([mtf.Dimension(name, size) for name, size in mesh.axes])
         with self._outer.as_default(), self._scratch.as_default():
             impl = ShapeMeshImpl(shape, mtf.LayoutRules(rules.items()), self._placeholders)
-            stacked = self._stacking.problem(impl)
+            try:
+                stacked = self._stacking.problem(impl)
+            except ValueError:  # the layout gives no slices of a variable: lowering that says why
+                stacked = None
             if stacked is not None:
                 return Problem(stacked[0], tuple(rules), stacked[1])
             try:
                 lowering = _ShapeLowering(self, impl)
                 for output in self.outputs:
-                    lowering.export_to_tf_tensor(output)
+                    lowering.export(output)
             except _LoweringError as failure:
                 operation = failure.operation
                 names = dict.fromkeys(name for tensor in (*operation.inputs, *operation.outputs)

@@ -28,7 +28,7 @@ class _Source(NamedTuple):
 
 def _counts(slices: Sequence[tf.Tensor], shape: mtf.Shape) -> list[int] | None:
     """Into how many slices every dim goes; None where one does not go into slices of this size."""
-    extents = slices[0].shape.as_list()
+    extents = slices[0].shape.as_list() if slices[0].shape.rank is not None else []
     if len(extents) != len(shape) or any(not extent or dim.size % extent
                                          for dim, extent in zip(shape.dims, extents, strict=True)):
         return None
@@ -108,6 +108,10 @@ def _demands(operation: mtf.ops.ImportLaidOutTensorOperation, demands: StockDema
     if demands.devices and len(slices) != demands.devices and not one_for_all:
         demands.refuse(operation, output.shape.dimension_names or ["(none)"],
                        f"it imports {len(slices)} slices, the mesh has {demands.devices} devices")
+    if slices[0].shape.rank != len(output.shape):
+        demands.refuse(operation, output.shape.dimension_names or ["(none)"],
+                       f"slices of shape {slices[0].shape} are none of {output.shape.to_string}")
+        return
     counts = None if one_for_all else _counts(slices, output.shape)
     strides = [None] * len(output.shape) if counts is None else _strides(slices, counts, output.shape)
     for dim, size, stride in zip(output.shape.dims, laid_out.slice_shape, strides, strict=True):

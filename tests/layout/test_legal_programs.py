@@ -272,3 +272,13 @@ def test_names_that_rules_cannot_express_stay_whole():
         x = b.input("x", [dim("my batch", 64), dim("stacked", 64), dim("fine", 64)])
         found = find_layout(b.graph, 4, [mtf.tanh(x)], FLAT)
         assert set(rules_of(found)) == {"fine"}
+
+
+@pytest.mark.parametrize("shape", [[32], None])
+def test_imported_slices_of_another_rank_are_refused(shape):
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        slices = placement_mesh_impl.PlacementMeshImpl.LaidOutTensor([tf.placeholder(tf.float32, shape)] * 4)
+        x = mtf.import_laid_out_tensor(b.mesh, slices, mtf.Shape([dim("batch", 64), dim("features", 32)]))
+        with pytest.raises(InfeasibleError, match=r"operation import, .*slices of shape"):
+            find_layout(b.graph, 4, [mtf.reduce_sum(x)], FLAT)

@@ -187,3 +187,18 @@ def test_what_stock_counts_twice_is_told(name, told):
     notes = [note for note in found.notes if "counts that way twice" in note]
     assert len(notes) == bool(told)
     assert all(told in note for note in notes)
+
+
+def test_a_reshape_in_which_one_dim_makes_room_for_the_next_is_legal():
+    rules = {"ny": "a", "nx": "b", "tnz": "a", "tny": "b"}
+    with tf.Graph().as_default():
+        builder = Builder(tf.float64)
+        x = builder.input("x", [mtf.Dimension(name, 4) for name in ("ny", "nz", "nx")])
+        outputs = [mtf.reshape(x, [mtf.Dimension(name, 4) for name in ("tny", "tnz", "tnx")])]
+        legality = StockLegality(builder.graph, outputs)
+        assert legality.problem({dim: MESH.names.index(axis) for dim, axis in rules.items()}, MESH.sizes) is None
+        assert legality.problem({"ny": 0, "tny": 1}, MESH.sizes).depends
+        found, want = (lowered(builder.graph, mesh, given, outputs) for mesh, given in (
+            (MESH, rules), (MeshShape((("all", 1),)), {})))
+        with session(MESH.devices) as tf_session:
+            assert same(tf_session.run(found), tf_session.run(want), 1e-9)

@@ -93,3 +93,16 @@ def test_a_program_that_stacks_nothing():
         mtf.Lowering(builder.graph, {outputs[0].mesh: impl}, autostack=False)
     mesh = parse_mesh_shape(layout[0])
     assert Verifier(captured.graph, outputs).problem(mesh, parse_rules(layout[1], mesh)) is None
+
+
+def test_an_own_layout_that_does_not_divide_what_would_be_stacked_is_told():
+    rows = dim("rows", 12)
+
+    def build():
+        b = Builder(tf.float32)
+        one, other = (b.variable(name, [rows, WIDTH]) for name in ("one", "other"))
+        mtf.einsum([b.input("x", [BATCH, WIDTH]), mtf.read_variable(one.operation) + other], [BATCH, rows])
+        impl = placement_mesh_impl.PlacementMeshImpl("all:8", "rows:all", device_names(8))
+        return mtf.Lowering(b.graph, {b.mesh: impl})
+    found = find_layout(build, 8, machine="h100")
+    assert "not divisible" in found.own.problem

@@ -143,3 +143,15 @@ def test_a_feed_of_unknown_batch_lowers_only_where_it_is_split():
         assert found is not None
         assert "(None, 16)" in found.reason
         assert found.depends
+
+
+def test_a_sum_that_a_loop_finishes_is_no_output_after_it():
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        total = mtf.einsum([b.input("x", [BATCH, WIDTH]), b.input("y", [BATCH, HIDDEN])], [WIDTH, HIDDEN])
+        count, start = mtf.constant(b.mesh, 0, dtype=tf.int32), b.input("z", [WIDTH, HIDDEN])
+        looped = mtf.while_loop(lambda number, t: mtf.less(number, 3),
+                                lambda number, t: [number + 1, t * total], [count, start])
+        found = problem(Verifier(b.graph, [*looped, total]), "a:2", "batch:a")
+        assert "cannot be used after it" in found.reason
+        assert (found.operation, found.dims) == (total.operation.name, ("batch",))
