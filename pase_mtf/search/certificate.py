@@ -24,7 +24,6 @@ from pase_mtf.errors import shortened
 from pase_mtf.search.checked_bounds import (
     HUGE,
     MOST,
-    FlatNetwork,
     add_potentials,
     alike,
     at_layers,
@@ -55,6 +54,8 @@ _MOST_ENTRIES = 1 << 25
 # Entries of the tables of what is left open: 2 GiB.
 _MOST_LEFT = 1 << 28
 _MOST_ROUNDS = 30
+# Bytes of the parts that wait to be proven.
+_MOST_WAITING = 1 << 31
 # Configurations per layer from where on it may minimise over the remainder without leaving out all it can; or else once
 # the remainder is so many times smaller than what the next round would read.
 _FEW = 3
@@ -74,14 +75,20 @@ def _surely(total: float, additions: int) -> float:
     return max(0.0, total * (1 - (additions + 8) * 2.0 ** -52))
 
 
-def _given(flat: FlatNetwork, potentials: Sequence[Potential]) -> np.ndarray:
+def _next(total: float, way: float) -> float:
+    """The next number on the way to another; but a sum of float64 that is so small was not rounded."""
+    return math.nextafter(total, way) if abs(total) >= 2.0 ** -1021 else total
+
+
+def _given(network: CheckedNetwork, potentials: Sequence[Potential]) -> np.ndarray:
     """The potential of every slot.
 
     Raises:
       CertificateError: they are not potentials of this network.
     """
-    if type(potentials) not in (tuple, list):
-        raise CertificateError(f"certificate: potentials of type {type(potentials).__name__}; it is damaged")
+    flat, edges = network.flat, np.array([len(table.parts) for table in network.tables], np.int64)[network.small.kinds]
+    if type(potentials) not in (tuple, list) or len(potentials) > 2 * edges.sum():
+        raise CertificateError("certificate: no potentials, or more than there can be; it is damaged")
     number_of = {ends: number for number, ends in enumerate(zip(*flat.ends.tolist(), strict=True))}
     sizes = np.diff(flat.first).tolist()
     pairs, turned, values, classes = [], [], [np.zeros(0)], [np.zeros(0, np.int32)]
@@ -96,7 +103,8 @@ def _given(flat: FlatNetwork, potentials: Sequence[Potential]) -> np.ndarray:
         for amounts, kinds, layer in ((entry.rows, entry.row_classes, ends[0]),
                                       (entry.columns, entry.column_classes, ends[1])):
             if not (type(amounts) is np.ndarray and type(kinds) is np.ndarray and amounts.dtype == np.float64
-                    and kinds.dtype == np.int32 and amounts.ndim == 1 and kinds.shape == (sizes[layer],)):
+                    and kinds.dtype == np.int32 and amounts.ndim == 1 and len(amounts) <= sizes[layer]
+                    and kinds.shape == (sizes[layer],)):
                 raise CertificateError(f"certificate: potentials of layers {ends} do not fit; it is damaged")
             values.append(amounts)
             classes.append(kinds)
@@ -208,15 +216,16 @@ def _prove(network: CheckedNetwork, certificate: Certificate, active: np.ndarray
       CertificateError: the potentials do not show it.
     """
     flat = network.flat
-    given = _given(flat, certificate.potentials)
+    given = _given(network, certificate.potentials)
     theta = reparametrised(flat, given)
     near, beyond, reduced = np.empty(len(given)), np.zeros(len(given)), np.empty(len(theta))
-    for rounds in range(1 + _MOST_ROUNDS):
+    most_rounds = max(_MOST_ROUNDS, len(flat.first))  # what edges forbid reaches one layer more in each
+    for rounds in range(1 + most_rounds):
         least = at_layers(flat, theta, active, reduced, near)
         least_only = rounds == 0 and certificate.alone is True
         between = _at_pairs(network, given, near, beyond, least_only)
         total = math.fsum([*least.tolist(), *between.tolist()])
-        bound = math.nextafter(total, -math.inf) if total else 0.0  # a sum of float64 that is 0 was not rounded
+        bound = _next(total, -math.inf)
         if bound >= limit:
             return 0
         missing = math.nextafter(limit - bound, math.inf)
@@ -224,7 +233,7 @@ def _prove(network: CheckedNetwork, certificate: Certificate, active: np.ndarray
         excluded = exclude(flat, reduced, beyond, missing * (1 + (2 * len(between) + 16) * 2.0 ** -51), active)
         if not np.logical_or.reduceat(active, flat.first[:-1]).all():
             return 0  # every assignment has a configuration that is excluded
-        last = not (excluded or least_only) or rounds == _MOST_ROUNDS
+        last = not (excluded or least_only) or rounds == most_rounds
         if not last and not _small(network, active):
             continue
         try:
@@ -305,10 +314,8 @@ def _check(network: CostNetwork, solution: Solution) -> float:
         raise CertificateError("the solution has no certificate; search with certificate=True")
     exact = parts <= _MOST_WHOLE and _whole(network)
     tolerance = 0.0 if exact else _TOLERANCE * parts
-    # Another integer is smaller by 1 at least. The sum is rounded by less than to the next number; neither 0 nor a
-    # difference of 0 is.
-    below = (math.nextafter(cost, math.inf) if cost else 0.0) - tolerance
-    limit = cost - 0.75 if exact else math.nextafter(below, math.inf) if below else 0.0
+    # Another integer is smaller by 1 at least. The sum is rounded by less than to the next number.
+    limit = cost - 0.75 if exact else _next(_next(cost, math.inf) - tolerance, math.inf)
     prepared = checked(network)
     active = prepared.flat.unary < HUGE
     seen: set[int] = set()
@@ -327,6 +334,8 @@ def _check(network: CostNetwork, solution: Solution) -> float:
             raise CertificateError(f"certificate: no two proofs for a split of layer {shortened(certificate.layer)}; "
                                    "it is damaged")
         todo += zip(certificate.proofs, _halves(certificate, prepared.flat.first, active), strict=True)
+        if len(todo) * len(active) > _MOST_WAITING:
+            raise CertificateError(_TOO_LITTLE)
     return tolerance
 
 

@@ -276,16 +276,17 @@ def _planned(domains: np.ndarray, ends: np.ndarray, most: int) -> tuple[Plan, fl
         scope = tuple(sorted(v for v in (source, target) if sizes[v] > 1))
         for v in scope:
             at[v].append(scope)
-    sums = 0
+    sums, gone = 0, set[int]()
     for v, rest in zip(plan.order, plan.scopes, strict=True):
         if sizes[v] > 1:
-            parts = sorted((math.prod(sizes[w] for w in scope), scope) for scope in at[v])
+            parts = sorted((math.prod(sizes[w] for w in scope), scope) for scope in at[v] if gone.isdisjoint(scope))
             union: set[int] = set()
             for _, scope in parts:
                 union.update(scope)
                 sums += math.prod(sizes[w] for w in union)
+            gone.add(v)  # its table stands for all that hold it
             for w in rest:
-                at[w] = [scope for scope in at[w] if v not in scope] + [rest]
+                at[w].append(rest)
     return plan, sums if sums <= most else math.inf
 
 

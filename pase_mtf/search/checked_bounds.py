@@ -21,6 +21,8 @@ HUGE = 1e300
 """Stands for +inf and whatever else is above it."""
 MOST = 1e290
 """The largest absolute value of everything else: a million such numbers and HUGE add up to something finite."""
+_MOST_GIVEN = 1e296
+"""And of a potential, which may be the sum of such costs of a million layers."""
 
 
 class FlatNetwork(NamedTuple):
@@ -123,7 +125,7 @@ def add_potentials(flat: FlatNetwork, pairs: np.ndarray, turned: np.ndarray, siz
                 if not 0 <= chosen < sizes[number, end]:
                     return number
                 amount = values[value_at + chosen]
-                if not -MOST <= amount <= MOST:
+                if not -_MOST_GIVEN <= amount <= _MOST_GIVEN:
                     return number
                 g = flat.groups[flat.groups_at[side, e] + k]
                 largest[g] = max(largest[g], amount)

@@ -24,6 +24,8 @@ _BAND = 1 << 16
 # Entries of a table that is read with others, and of all those together: what it takes to get at it would take longer
 # than to read it.
 _SMALL = 1 << 14
+# Parallel edges that are added one after another.
+_TOGETHER = 64
 _MOST_SMALL = 1 << 22
 
 _Edge = tuple[int, int, int, bool]
@@ -77,8 +79,16 @@ class Table:
             return costs
         return self._added(np.empty((len(rows), len(columns))), rows, columns)
 
-    def _added(self, total: np.ndarray, rows: np.ndarray, columns: np.ndarray | None) -> np.ndarray:
-        for number, (matrix, down, across) in enumerate(self.parts):
+    def _added(self, total: np.ndarray, rows: np.ndarray, columns: np.ndarray | None,
+               some: list[_Part] | None = None) -> np.ndarray:
+        """By halves: of thousands of edges no sum is to be rounded down thousands of times."""
+        parts = some or self.parts
+        if len(parts) > _TOGETHER:
+            self._added(total, rows, columns, parts[:len(parts) // 2])
+            other = self._added(np.empty_like(total), rows, columns, parts[len(parts) // 2:])
+            add_table(total, _read_only(other), np.arange(len(total), dtype=np.uint64), np.zeros(0, np.uint64), False)
+            return total
+        for number, (matrix, down, across) in enumerate(parts):
             chosen = across if columns is None else across[columns] if len(across) else columns.astype(np.uint64)
             add_table(total, matrix, down[rows], chosen, number == 0)
         return total
@@ -150,19 +160,24 @@ def checked(network: CostNetwork) -> CheckedNetwork:
             raise CertificateError(f"a cost that is NaN or below {-MOST:g}; nothing is proven of such a network")
     unary = np.minimum(arrays.unary, HUGE)
     pairs: dict[tuple[int, int], list[_Edge]] = {}
+    loops: dict[int, list[np.ndarray]] = {}
     for source, target, matrix, rows, columns in arrays.edges():
         if not (0 <= source < layers and 0 <= target < layers):
             raise CertificateError(f"an edge from layer {source} to {target}; the network is damaged")
         sides.check(source, rows, matrices[matrix].shape[0])
         sides.check(target, columns, matrices[matrix].shape[1])
         if source == target:
-            own = slice(arrays.first[source], arrays.first[source + 1])
-            loop = np.minimum(matrices[matrix][vectors[rows], vectors[columns]], HUGE)
-            unary[own] = np.minimum(add_down(unary[own], loop), HUGE)
+            loops.setdefault(source, []).append(np.minimum(matrices[matrix][vectors[rows], vectors[columns]], HUGE))
         elif (target, source) in pairs:
             pairs[target, source].append((matrix, columns, rows, True))
         else:
             pairs.setdefault((source, target), []).append((matrix, rows, columns, False))
+    for layer, some in loops.items():
+        own = slice(arrays.first[layer], arrays.first[layer + 1])
+        some = [*some, unary[own]]
+        while len(some) > 1:  # two by two: see Table
+            some = [add_down(*some[k:k + 2]) if k + 1 < len(some) else some[k] for k in range(0, len(some), 2)]
+        unary[own] = np.minimum(some[0], HUGE)
     return _laid_out(arrays.first, unary, sides, matrices, pairs)
 
 

@@ -240,3 +240,46 @@ def test_layers_that_are_only_looked_at_count():
     remainder = remainder_of([((v,), np.array([0.0, 1.0])) for v in range(300)])
     _, looked = search(remainder, 0.5, 1 << 31)
     assert looked > 300 ** 3 // 8
+
+
+def test_what_an_edge_forbids_reaches_the_far_end_of_a_chain(monkeypatch):
+    """Small limits stand for large domains."""
+    size, layers = 64, 40
+    cheap, every = np.arange(size) < size // 2, np.arange(size)
+    costs = np.where(cheap, 0.0, 1.5)
+    costs[-1] = 1.0
+    same = np.where(np.eye(size, dtype=bool), 0.0, np.inf)
+    network = CostNetwork([costs] * (layers - 1) + [np.where(cheap, np.inf, costs)],
+                          [NetworkEdge(v, v + 1, same, every, every) for v in range(layers - 1)])
+    for name in ("_MOST_SUMS", "_MOST_LARGE_SUMS"):
+        monkeypatch.setattr(certificate, name, 1000)
+    solution = solve(network)
+    assert (solution.cost, solution.optimal) == (40.0, True)
+    check_certificate(network, solution)
+
+
+def test_potentials_may_be_sums_of_the_largest_costs():
+    same, both = [[0.0, np.inf], [np.inf, 0.0]], [0, 1]
+    network = CostNetwork([[1.0, 1e290]] * 3, [NetworkEdge(v, v + 1, same, both, both) for v in range(2)])
+    solution = solve(network)
+    assert (solution.cost, solution.optimal) == (3.0, True)
+    assert check_certificate(network, solution) == 0.0
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_thousands_of_parallel_edges_and_of_loops(end):
+    both, nothing = [0, 1], np.zeros((2, 2))
+    network = CostNetwork([[0.0, 0.5]] * 2, [NetworkEdge(0, end, [[1.0, 2.0], [2.0, 2.0]], both, both),
+                                             *[NetworkEdge(0, end, nothing, both, both)] * 5000])
+    solution = solve(network)
+    assert (solution.cost, solution.optimal) == (1.0, True)
+    assert check_certificate(network, solution) == 1e-12
+
+
+@pytest.mark.parametrize("costs", [(1e-320, 2e-320), (5e-324, 1e-323)])
+def test_costs_so_small_that_no_sum_is_rounded(costs):
+    network = CostNetwork([list(costs)], [])
+    solution = solve(network)
+    assert check_certificate(network, solution) == 0.0
+    with pytest.raises(CertificateError):
+        check_certificate(network, dataclasses.replace(solution, assignment=(1,), cost=costs[1]))

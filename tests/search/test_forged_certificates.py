@@ -374,3 +374,24 @@ def test_tables_that_are_too_large_are_refused(monkeypatch):
     monkeypatch.setattr(certificate, "_MOST_LEFT", 100)  # 3 * 35 are open
     with pytest.raises(CertificateError):
         check_certificate(network, solution)
+
+
+def test_potentials_of_more_than_there_is():
+    both = np.arange(2, dtype=np.int32)
+    network = CostNetwork([[0.0, 1.0]] * 2, [NetworkEdge(0, 1, [[0.0, 1.0], [1.0, 0.5]], both, both)])
+    solution, few = solve(network), Potential(0, 1, both, np.zeros(2), both, np.zeros(2))
+    check_certificate(network, dataclasses.replace(solution, certificate=Certificate((few,))))
+    for entries in ((few,) * 1000, (dataclasses.replace(few, rows=np.broadcast_to(0.0, 10 ** 6)),)):
+        with pytest.raises(CertificateError):
+            check_certificate(network, dataclasses.replace(solution, certificate=Certificate(entries)))
+
+
+def test_parts_that_wait_are_few(monkeypatch):
+    network, proof = CostNetwork([np.arange(100.0)], []), Certificate()
+    for choice in range(1, 99):
+        proof = Certificate((), 0, (choice,), (Certificate(), proof))
+    claim = dataclasses.replace(solve(network), certificate=proof)
+    assert check_certificate(network, claim) == 0.0
+    monkeypatch.setattr(certificate, "_MOST_WAITING", 5000)
+    with pytest.raises(CertificateError, match="too large"):
+        check_certificate(network, claim)
