@@ -63,7 +63,7 @@ def _plain(value: object) -> object:
 def _describe(network: CostNetwork, method: str, solution: Solution) -> str:
     bound = f"{solution.lower_bound!r}" if math.isfinite(solution.lower_bound) else "none"
     # Rounded up: what nobody has proven is not nothing.
-    gap = (f"{math.ceil(1e6 * solution.gap - 1e-6) / 1e4:.4f}% of the cost" if math.isfinite(solution.gap)
+    gap = (f"{math.ceil(1e6 * solution.gap - 1e-6) / 1e4:.4f}% of the cost" if math.isfinite(1e6 * solution.gap)
            else "unknown")
     lines = [f"network      {network!r}", f"method       {method}", f"cost         {solution.cost!r}",
              f"lower bound  {bound}", f"gap          {gap}",

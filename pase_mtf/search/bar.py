@@ -29,8 +29,8 @@ class ProgressBar:
             self._bar = tqdm(bar_format="searching {elapsed}: {postfix}", file=sys.stderr)
         known = math.isfinite(lower_bound)
         # Rounded up: what nobody has proven is not nothing.
-        gap = (f", gap {math.ceil(1e4 * (cost - lower_bound) / abs(cost) - 1e-6) / 100:.2f}%"
-               if known and math.isfinite(cost) and cost else "")
+        share = 1e4 * (cost - lower_bound) / abs(cost) if known and math.isfinite(cost) and cost else math.inf
+        gap = f", gap {math.ceil(share - 1e-6) / 100:.2f}%" if math.isfinite(share) else ""
         self._bar.set_postfix_str(f"cost {cost:.6g}" + (f", bound {lower_bound:.6g}" if known else "") + gap)
         self._bar.update()
 

@@ -247,7 +247,7 @@ class Minimiser:
 
     def _report(self, bound: float) -> None:
         if self._progress is not None:
-            self._progress(time.perf_counter() - self._start, self.cost, bound)
+            self._progress(time.perf_counter() - self._start, self.cost, min(bound, self._left_out))
 
     def _explore(self, bound: float, active: np.ndarray | None, others: float) -> _Outcome:
         """Solves the active part of the root (None: all of it), or splits it in two.
@@ -366,7 +366,7 @@ class Minimiser:
                 part.elimination(domains), domains, room, self._budget.seconds):
             return
         before = self.cost
-        part.looked(self._look_for_better(part.p, part.state, part.bound))
+        part.looked(self._look_for_better(part.p, part.state, part.bound, room - part.taken))
         if self.cost < before:
             self._prune(part, part.rounding(before - part.bound))
 
@@ -400,11 +400,11 @@ class Minimiser:
             self.potentials = lift(self._packed, self._active, Potentials.none(self._packed),
                                    self._reduction._replace(messages=part.state.potentials))
 
-    def _look_for_better(self, p: Packed, state: PassState, bound: float) -> bool:
+    def _look_for_better(self, p: Packed, state: PassState, bound: float, room: float) -> bool:
         """Searches among the configurations of least reduced cost: a good assignment early saves passes over all of
         them. Whether others improve on what is found there, so that it pays to look again soon. No assignment costs
-        less than `bound`."""
-        few, budget = promising(p, state, _PROMISING), Budget(self._budget.deadline, self._room * (1 - _WAITING))
+        less than `bound`; it may take `room` bytes."""
+        few, budget = promising(p, state, _PROMISING), Budget(self._budget.deadline, room)
         try:
             part, messages, *_ = reduce(p, few, state.potentials, budget=budget)
         except (InfeasibleError, MemoryError):  # of these few no assignment is finite: that says nothing of the others
@@ -412,7 +412,7 @@ class Minimiser:
         own = part.original
         part = part._replace(original=(np.arange(len(own)) - np.repeat(part.first[:-1], part.domains)).astype(np.int32))
         try:
-            search = Minimiser(part, budget=budget, cutoff=self.cost, unit=self._unit, thorough=False,
+            search = Minimiser(part, budget=budget.less(part.bytes), cutoff=self.cost, unit=self._unit, thorough=False,
                                messages=messages, doubt=self._doubt)
             search.run(most_nodes=1)
         except (InfeasibleError, UsageError):  # or even of these few too much is forbidden for the memory

@@ -17,6 +17,8 @@ __all__ = ["brute_force"]
 
 _MOST_ASSIGNMENTS = 10_000_000
 _BLOCK = 1 << 16
+# Configurations in them that are looked at between two looks at the clock.
+_ENTRIES = 1 << 18
 
 
 @register("brute_force")
@@ -43,9 +45,10 @@ def brute_force(network: CostNetwork, *, time_limit: float | None = None, progre
                          f"{_MOST_ASSIGNMENTS:.0e}; use method exact")
     best, best_cost, done = None, math.inf, 0
     assignments = itertools.product(*map(range, network.sizes))
+    most = max(1, min(_BLOCK, _ENTRIES // max(1, len(network.sizes))))
     while done < total:
-        block = np.array(list(itertools.islice(assignments, _BLOCK)), np.int64)
-        block = block.reshape(min(_BLOCK, total - done), len(network.sizes))  # of no layer, too
+        block = np.array(list(itertools.islice(assignments, most)), np.int64)
+        block = block.reshape(min(most, total - done), len(network.sizes))  # of no layer, too
         costs = np.zeros(len(block))
         for layer, vector in enumerate(network.vectors):
             costs += vector[block[:, layer]]

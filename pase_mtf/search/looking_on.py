@@ -20,6 +20,7 @@ from pase_mtf.search.k_best import cheapest as in_order
 from pase_mtf.search.nearby import Nearby
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Solution, relative_gap
+from pase_mtf.search.rounding import rounding
 
 __all__ = ["ROUNDING", "LookingOn", "Memory", "Within", "above", "unproven"]
 
@@ -167,12 +168,13 @@ class LookingOn:
             budget = budget.until(time.perf_counter() + _IN_ORDER * budget.seconds)
         if budget.seconds < _SHORTEST:
             return
+        doubt = rounding(charged)  # by as much the order is uncertain where costs of both signs cancel
         # The order takes more memory than what was searched before: where there is too little, that stands as it is.
         with contextlib.suppress(TimeoutError, MemoryError, UsageError):
             for number, (cost, choice) in enumerate(in_order(charged, budget)):
-                bound, rounding = cost - charge * self._limit, _TOLERANCE * (abs(cost) + charge * self._limit)
-                self._bound = max(self._bound, min(bound - rounding, self._cost))
-                self._complete = bound + rounding >= self._cost
+                bound, tolerance = cost - charge * self._limit - doubt, _TOLERANCE * (abs(cost) + charge * self._limit)
+                self._bound = max(self._bound, min(bound - tolerance, self._cost))
+                self._complete = bound + tolerance >= self._cost
                 if self._done or number >= _MOST_IN_ORDER:
                     return
                 if self._network.cost(choice) < self._cost:

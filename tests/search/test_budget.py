@@ -347,3 +347,10 @@ def test_what_a_search_begins_with_is_kept_however_little_time_there_is():
                   time_limit=1e-9)
     assert found.assignment == (299, 299)
     assert not found.optimal
+
+
+def test_brute_force_looks_at_the_clock_however_many_layers_there_are():
+    network = CostNetwork([np.arange(2.0)] * 20 + [np.zeros(1)] * 1000, [])
+    found = solve(network, "brute_force", time_limit=1e-9)
+    assert not found.optimal
+    assert found.statistics["assignments"] < 1 << 12  # 65,536 before

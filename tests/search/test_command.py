@@ -16,7 +16,7 @@ from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.search import __main__ as solve_command
 from pase_mtf.search.__main__ import main
 from pase_mtf.search.bar import ProgressBar
-from pase_mtf.search.network import CostNetwork
+from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.registry import Solution
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
@@ -202,3 +202,13 @@ def test_the_bar_tells_no_gap_as_none(capsys):
     with ProgressBar() as bar:
         bar(2.0, 1.00003, 1.0)
     assert "gap 0.01%" in capsys.readouterr().err
+
+
+def test_a_gap_that_no_percentage_tells(tmp_path, capsys):
+    CostNetwork([[1e290, 1e-27], [-5e289, 0.0]], [
+        NetworkEdge(0, 1, [[0.0, np.inf], [np.inf, 0.0]], [0, 1], [0, 1])]).save(tmp_path / "network.npz")
+    assert main([str(tmp_path / "network.npz")]) == 0
+    assert "gap          unknown" in capsys.readouterr().out
+    with ProgressBar() as bar:
+        bar(2.0, 1e-300, -1e10)
+    assert "bound -1e+10" in capsys.readouterr().err

@@ -413,3 +413,12 @@ def test_what_an_ended_search_proves_is_told_where_no_time_is_left_for_another(m
     assert (found.proven, -100 < found.bound <= -3.0) == (False, True)  # -inf before
     found._gap, found._left_out = 0.5, -19.0
     assert not found._enough(found.cost - 0.1)
+
+
+def test_progress_tells_no_bound_above_what_was_left_out():
+    told = []
+    search = branch_and_bound.Minimiser(pack(CostNetwork([[4.0, 5.0]], []).normalized()),
+                                        progress=lambda *known: told.append(known))
+    search._left_out = -19.0
+    search._report(3.2)
+    assert told[0][2] == -19.0

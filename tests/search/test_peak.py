@@ -229,3 +229,16 @@ def test_no_room_for_the_order_loses_nothing():
             minimise_within_peak(network, sums.get, peak, needs[len(needs) // 3], search_memory=room)
             looked += 1
     assert looked > 20
+
+
+def test_an_order_of_costs_that_cancel_proves_nothing():
+    """Beside 1e20 the 3 of the last assignment is rounded away: in order it comes after all others."""
+    def diagonal(*costs):
+        return np.where(np.eye(4, dtype=bool), costs, np.inf)
+    every, sums = np.arange(4), [np.ones(4)] * 3
+    network = CostNetwork([[-1.0, -0.5, -0.25, 1e20], [0.0, 0.0, 0.0, -1e20], [0.0] * 4], [
+        NetworkEdge(0, 1, diagonal(0.0, 0.0, 0.0, -3.0), every, every),
+        NetworkEdge(1, 2, diagonal(0.0, 0.0, 0.0, 0.0), every, every)])
+    found = minimise_within_peak(network, lambda key: sums, lambda choice: (3.0 if any(choice) else 10.0, 0), 5.0,
+                                 certificate=False)
+    assert (found.assignment, found.cost, found.optimal) == ((3, 3, 3), -3.0, True)

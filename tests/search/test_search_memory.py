@@ -174,3 +174,20 @@ def test_what_does_not_fit_is_searched_as_it_was(monkeypatch):
     assert not whole.reduce(Budget(), packed.bytes + 2 * len(packed.values))
     assert len(whole.steps.counts) == len(packed.values)
     assert whole.p is packed
+
+
+def test_a_look_among_the_promising_has_what_the_part_leaves(monkeypatch):
+    monkeypatch.setattr(part, "_LARGE", 0)
+    monkeypatch.setattr(part.Part, "affordable", lambda *_: False)
+    search, asked = branch_and_bound.Minimiser(pack(dense(6).normalized())), []
+    own = search._part(-np.inf, np.ones(len(search.root.unary), bool))
+    search._pass(own, 1)
+
+    def noted(few, *, budget, **_):
+        asked.append(budget.memory)
+        raise UsageError("no room")
+    monkeypatch.setattr(branch_and_bound, "Minimiser", noted)
+    room = search._room * (1 - branch_and_bound._WAITING)
+    search._look(own, room)
+    assert own.taken > 0
+    assert asked[0] <= room - own.taken
