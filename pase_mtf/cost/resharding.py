@@ -57,7 +57,7 @@ class Reshardings:
         return self.stock or not self.machine.shared_cores
 
     def seconds(self, source: DistinctShardings, target: DistinctShardings, shape: Sequence[int],
-                itemsize: int) -> np.ndarray:
+                itemsize: int, *, elsewhere: bool = False) -> np.ndarray:
         """Seconds to move a tensor between two shardings, for every pair of them.
 
         On real devices: the critical-path device; what it fetches at each link level takes bytes/bandwidth, each
@@ -71,15 +71,16 @@ class Reshardings:
           target: C shardings of it where it is used.
           shape: unsplit size of its T dims.
           itemsize: bytes per element.
+          elsewhere: the target is on other devices, which share cores: none of them has its block already.
 
         Returns:
-          float64 [R, C]; 0 where the shardings are equal.
+          float64 [R, C]; 0 where the shardings are equal, unless elsewhere.
         """
         nbytes = float(math.prod(shape) * itemsize)
         if self.machine.shared_cores and self.stock:
             return _stock_seconds(source, target, nbytes, self.machine)
         if self.machine.shared_cores:
-            copies = self._copies.of(_sharded(source), _sharded(target))
+            copies = self._copies.of(_sharded(source), _sharded(target), elsewhere=elsewhere)
             return _shared_memory_seconds(*copies, nbytes, itemsize, self.machine)
         return self.seconds_apart(_sharded(source), _sharded(target), nbytes)
 
@@ -268,12 +269,14 @@ class _Copies:
         self._pairs = DistinctPairs(np.ones(1, np.int64), far_alike=False)
         self._own = np.empty(0)  # of every distinct pair, how many devices hold some of what they need
 
-    def of(self, source: Sharded, target: Sharded) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def of(self, source: Sharded, target: Sharded, *,
+           elsewhere: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What moving a tensor copies, for every pair of shardings.
 
         Args:
           source: R shardings where the tensor is made.
           target: C shardings where it is used.
+          elsewhere: on other devices.
 
         Returns:
           (copied, nodes, sent), each float64 [R, C]: how many times the tensor is copied, the nodes that slice and
@@ -283,4 +286,5 @@ class _Copies:
         pairs = self._pairs.number(source, target)
         if len(pairs.new):
             self._own = np.concatenate((self._own, _count_own(pairs.new[:, 0], pairs.new[:, 1], *source, *target)))
-        return copied, nodes, target.devices - self._own[pairs.number] + joined
+        own = 0.0 if elsewhere else self._own[pairs.number]
+        return copied, nodes, target.devices - own + joined

@@ -11,7 +11,11 @@ from typing import Protocol
 import numpy as np
 
 from pase_mtf.cost.build import PricedNetwork, build_network, network_of
+from pase_mtf.cost.dim_relations import Sharded
 from pase_mtf.cost.kernels import KernelSource, KnownKernels
+from pase_mtf.cost.resharding import Reshardings
+from pase_mtf.cost.slicing import copying
+from pase_mtf.cost.tables import DistinctShardings
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
@@ -56,6 +60,7 @@ class RatePrices:
           machine: whose numbers count.
         """
         self._graph, self.machine = graph, machine
+        self._reshardings = Reshardings(machine)
 
     def group(self, devices: int) -> PricedNetwork:
         """All layers on a group of so many devices, in every configuration."""
@@ -68,13 +73,25 @@ class RatePrices:
 
     def between(self, edge: Edge, source: Partition, target: Partition) -> float:
         """Seconds in which the tensor of an edge gets from one stage to another: of the device that sends or receives
-        longest."""
+        longest, and what is sliced for others and put together. Where devices share cores, of all that is copied."""
+        ends, nbytes = (_sharded(source), _sharded(target)), float(math.prod(edge.shape) * edge.itemsize)
+        if self.machine.shared_cores:
+            here, there = (DistinctShardings(*end, np.zeros(1, np.int32)) for end in ends)
+            return edge.trips * float(self._reshardings.seconds(
+                here, there, edge.shape, edge.itemsize, elsewhere=True)[0, 0])
+        before, after = copying(*ends).seconds(nbytes, self.machine)
         moved = transfers(source, target, edge.shape, self.machine.links)
         bandwidth, latency = (np.array([getattr(link, name) for link in self.machine.links])[moved.level]
                               for name in ("bandwidth", "latency"))
         seconds = edge.trips * (moved.elements * edge.itemsize / bandwidth + moved.messages * latency)
-        return max((float(np.bincount(devices, seconds).max(initial=0.0)) for devices in (moved.sender, moved.receiver)
-                    if len(devices)), default=0.0)
+        busiest = max((float(np.bincount(devices, seconds).max(initial=0.0)) for devices in (
+            moved.sender, moved.receiver) if len(devices)), default=0.0)
+        return busiest + edge.trips * float(before[0, 0] + after[0, 0])
+
+
+def _sharded(partition: Partition) -> Sharded:
+    shards = np.array([partition.shards], np.int64).reshape(1, -1, 2).transpose(2, 0, 1)
+    return Sharded(np.array([len(partition.devices)]), *shards)
 
 
 class KernelPrices:

@@ -152,7 +152,7 @@ class StageMemory:
         if gradients:
             yield dataclasses.replace(whole, phase="update", held=tuple(gradients))
         if kept:
-            yield dataclasses.replace(whole, held=tuple(kept))
+            yield dataclasses.replace(whole, role="", held=tuple(kept))  # it is there, no kernel runs
 
     def _kept(self, held: Held, run: _Run, *, fed: bool) -> list[Held]:
         """What the others in flight hold of it."""

@@ -1,6 +1,7 @@
 """What the devices of stages are predicted to hold, beside what TensorFlow's allocator says of traced steps."""
 
 import dataclasses
+import itertools
 
 import harness
 import numpy as np
@@ -17,8 +18,9 @@ from pase_mtf.launch.data.synthetic import synthetic_source
 from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.find import find_pipeline
 from pase_mtf.pipeline.stage_memory import StageMemory
+from pase_mtf.runtime import unfolding_threads
 
-_MACHINE = dataclasses.replace(Machine.load("1080ti"), shared_cores=True)
+_MACHINE = dataclasses.replace(Machine.load("1080ti"), shared_cores=True, unfolding_threads=unfolding_threads(4))
 _STEPS = 3
 
 
@@ -157,3 +159,27 @@ def test_weights_are_converted_once_for_all_microbatches():
         return sum(model.peak([Configuration()] * layers)[0].values())
 
     assert memory(16) - memory(4) < 1 << 12
+
+
+def test_what_others_in_flight_keep_is_not_unfolded_again():
+    """Of transposed convolutions, whose kernels unfold what they are given: one after another, not all at once."""
+    batch, height, width, *taps = (mtf.Dimension(name, 4) for name in ("batch", "height", "width", "fh", "fw"))
+    channels = [mtf.Dimension(f"channels{number}", 8) for number in range(4)]
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(mesh, tf.zeros([4, 4, 4, 8]), mtf.Shape([batch, height, width, channels[0]]))
+        filters = []
+        for inner, outer in itertools.pairwise(channels):
+            filters.append(mtf.get_variable(mesh, f"filters_{outer.name}", mtf.Shape([*taps, outer, inner]),
+                                            initializer=tf.zeros_initializer()))
+            x = mtf.ops.Conv2dTransposeOperation(x, filters[-1], [1] * 4, "SAME").outputs[0]
+        for weights, gradient in zip(filters, mtf.gradients([mtf.reduce_sum(mtf.square(x))], filters), strict=True):
+            mtf.assign_sub(weights.operation, gradient)
+        exported = export_graph(graph, turns=True)
+    layers = len(exported.layers)
+    whole = [Configuration()] * layers
+    stage, alone = ([sum(parts.values()) for parts in both] for both in zip(*(
+        (StageMemory(exported, 4, shared=False, unfolding_threads=threads).model(0, layers, 4).peak(whole)[0],
+         strategy_memory(exported, whole, unfolding_threads=threads)) for threads in (0, 1)), strict=True))
+    assert 0 < stage[1] - stage[0] <= 1.2 * (alone[1] - alone[0])

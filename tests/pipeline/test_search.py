@@ -14,7 +14,9 @@ from pase_mtf import models
 from pase_mtf.amounts import needed_text
 from pase_mtf.cost.build import build_network
 from pase_mtf.errors import FormatError, InfeasibleError, UsageError
+from pase_mtf.graph.computation_graph import ComputationGraph, Edge
 from pase_mtf.graph.configurations import Configuration
+from pase_mtf.graph.partition import Partition
 from pase_mtf.machine.machine import Link
 from pase_mtf.pipeline import cutting, find
 from pase_mtf.pipeline.blocks import find_blocks, of_microbatch, part_of_graph
@@ -445,6 +447,17 @@ def test_adding_up_gradients_takes_time(graph):
     assert once >= nbytes / harness.MACHINE.memory_bandwidth > 0.0
 
 
+def test_what_is_sliced_and_put_together_between_stages_takes_time():
+    """As within a stage: links that take no time do not tell."""
+    machine = dataclasses.replace(harness.MACHINE, links=(Link(64, 1e30, 0.0),))
+    edge = Edge(0, 1, "x", "forward", (8, 8), 4, ("a", "b"), ("a", "b"))
+    prices = RatePrices(ComputationGraph("none", (), (), 0), machine)
+    held, needed = Partition((0, 1), ((2, 1), (1, 1))), Partition((2, 3), ((1, 1), (2, 1)))
+    # Either device slices half of the tensor, and puts half of it together: each is read and written.
+    assert prices.between(edge, held, needed) >= 2 * 256 / machine.memory_bandwidth
+    assert prices.between(edge, held, Partition((2, 3), held.shards)) == pytest.approx(0.0, abs=1e-12)
+
+
 def test_a_number_of_stages_that_was_asked_for_is_told(graph):
     assert "4 microbatches and 2 stages, " in find_pipeline({_COUNT: graph}, 4, harness.MACHINE, stages=2,
                                                             blocks=4).table()
@@ -464,3 +477,11 @@ def test_a_stage_that_reaches_into_another_node_is_refused(graph):
     stages = (Laid(0, 1, 0, 1, _alone(1)), Laid(1, layers, 1, 2, _alone(layers - 1)))  # nodes of two devices
     with pytest.raises(UsageError, match="devices 1 to 2: they reach into another node"):
         evaluate_pipeline(graph, stages, _COUNT, "1f1b", harness.MACHINE)
+
+
+def test_on_shared_cores_every_device_of_the_next_stage_is_sent_its_block_once():
+    machine = dataclasses.replace(harness.MACHINE, shared_cores=True, links=(Link(64, 1e30, 1.0),))
+    edge = Edge(0, 1, "x", "forward", (8, 8), 4, ("a", "b"), ("a", "b"))
+    prices, whole = RatePrices(ComputationGraph("none", (), (), 0), machine), ((1, 1), (1, 1))
+    for source, target in (((0,), (1, 2, 3, 4)), ((0, 1, 2, 3), (4,)), ((0, 1), (2, 3))):
+        assert prices.between(edge, Partition(source, whole), Partition(target, whole)) == pytest.approx(len(target))
