@@ -34,7 +34,8 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.possible import why_left_out
 from pase_mtf.launch.reports.fitting import Fitting
 from pase_mtf.launch.reports.text import describe_run, elsewhere_note, final_table, orders_note, search_summary
-from pase_mtf.launch.run_folder import has_ended, newest_checkpoint
+from pase_mtf.launch.resumption import contradiction
+from pase_mtf.launch.run_folder import has_ended, has_results, load_run_config, newest_checkpoint
 from pase_mtf.launch.spent import Spent
 from pase_mtf.launch.strategies.finding import (
     MAIN_SHARE,
@@ -180,9 +181,16 @@ def _check_untouched(plan: Plan) -> None:
     if now is not None and now != plan.newest:
         raise UsageError(f"--output_dir={options.output_dir}: another run has written step-{now} there since this one "
                          "was started; give the same command again to go on from it")
-    if options.in_place and plan.checkpoint is None and has_ended(options.output_dir):  # `resolve` found none
+    if options.in_place and plan.checkpoint is None and (  # `resolve` found none
+            has_ended(options.output_dir) or _holds_another(plan)):
         raise UsageError(f"--output_dir={options.output_dir}: another run has ended there since this one was started; "
                          "give the same command again")
+
+
+def _holds_another(plan: Plan) -> bool:
+    """Whether another training lies in the folder of a run, as `resolve` asks before."""
+    folder = plan.options.output_dir
+    return has_results(folder) and contradiction(plan.options, load_run_config(folder)) is not None
 
 
 def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStack) -> _Prepared:

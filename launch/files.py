@@ -170,12 +170,18 @@ class RunFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *unused: object) -> None:
+        gone = self.folder
+        if kind is not None and not self._keep:
+            # Out of the way first, so that nobody takes it when the lock in it is released.
+            gone = os.path.join(os.path.dirname(os.path.abspath(gone)), f".gone-{os.urandom(8).hex()}")
+            with contextlib.suppress(OSError):
+                os.rename(self.folder, gone)
         # All are closed, whichever of them a full disk keeps from that.
         with self._plain_errors() if kind is None else contextlib.suppress(Exception), contextlib.ExitStack() as stack:
             for close in (self._lock.release, self._metrics.close, *(one.close for one in self._writers.values())):
                 stack.callback(close)
         if kind is not None and not self._keep:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.rmtree(gone, ignore_errors=True)
 
     def _events(self, record: Record) -> None:
         values = {"loss": record.loss}

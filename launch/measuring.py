@@ -381,8 +381,9 @@ def _save(request: Request, meters: Mapping[int, KernelMeter], whole: bool, *, i
     if alone:
         told = ", ".join(f"{count} kernels of {devices} devices" for devices, count in alone.items())
         if whole:
-            print(f"{request.save}: left as it is, as it holds {told} that are not kept here; choose another name",
-                  file=sys.stderr)
+            lost = "what was measured now could be kept nowhere; " * any(meter.unkept for meter in meters.values())
+            print(f"{request.save}: left as it is, as it holds {told} that are not kept here; {lost}choose another "
+                  "name", file=sys.stderr)
             return
         print(f"{request.save}: left as it is, as not all was measured{' again' * request.recalibrate}, and it holds "
               f"{told} that were not; " + (

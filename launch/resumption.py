@@ -67,6 +67,7 @@ def resumed(options: Options, given: set[str]) -> Options:
     if not options.checkpoint:
         earlier["checkpoint_every"] = None
     try:
+        _ = earlier["strategy"]  # by which the losses of that run are found (`judging.judge`)
         return dataclasses.replace(options, **{name: earlier[name] for name in inherited if name not in given})
     except KeyError as error:
         raise FormatError(f"{folder}/config.json: lacks {error}; it is truncated or foreign") from error

@@ -13,7 +13,7 @@ from pase_mtf.files import read_json
 __all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "METRICS", "NOT_KEPT",
            "check_folder_taken_up", "check_new_folder", "check_no_training", "check_whole_path", "checkpoint_steps",
            "files_of_run", "has_checkpoint", "has_ended", "has_results", "load_run_config", "names_in",
-           "newest_checkpoint", "steps_done"]
+           "newest_checkpoint", "steps_done", "went_well"]
 
 CONFIG_FORMAT = "pase_mtf.run"
 CONFIG_VERSION = 1
@@ -192,6 +192,11 @@ def has_ended(folder: str) -> bool:
     """Whether the last run in a folder has trained to an end of its own, and written down what came of it, the last
     checkpoint too where it was to write one."""
     return _summary(folder).get("status") not in (None, "interrupted", "search only", NOT_KEPT)
+
+
+def went_well(folder: str) -> bool:
+    """Whether the last run in a folder has written what came of it, and nothing of that is wrong or lost."""
+    return _summary(folder).get("status") in ("done", "interrupted", "search only")
 
 
 def steps_done(folder: str) -> int:

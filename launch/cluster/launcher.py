@@ -33,7 +33,7 @@ from pase_mtf.launch.cluster.network import Network, own_network
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, Watched, end_all, start_worker
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.run_folder import AUTO, LOCK, METRICS, files_of_run, has_checkpoint, steps_done
+from pase_mtf.launch.run_folder import AUTO, LOCK, METRICS, files_of_run, has_checkpoint, steps_done, went_well
 
 __all__ = ["Fault", "Outcome", "launch", "local_addresses", "options_after", "watch"]
 
@@ -243,7 +243,8 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], other
         outcome = watch([*here, *others], interrupts)
         if outcome.fault is not None and _is_done(plan, before):
             outcome = Outcome(0)
-        elif outcome.fault is not None and interrupts.asked and _last_summary(plan) not in (None, before):
+        elif outcome.fault is not None and interrupts.asked and _last_summary(plan) not in (None, before) and (
+                went_well(plan.options.output_dir)):
             outcome = Outcome(interrupts.answer())  # the last file is written, so is all else
         elif outcome.fault is not None and is_cut_off(others):
             outcome = outcome._replace(fault=Fault(0, f"({tasks[0]}) hears nothing of any other host: it is cut off"))
@@ -312,7 +313,9 @@ def _clear_up(options: ResolvedOptions, *, anew: bool = False) -> None:
     with contextlib.suppress(OSError, PaseError):  # filelock.Timeout is an OSError
         take_lock(lock)
         try:
-            if anew or (not options.in_place and os.path.exists(metrics) and not os.path.getsize(metrics)):
+            ended = os.path.exists(files_of_run(folder)[0])  # somebody's run: a summary is the last that one writes
+            if not ended and (anew or (not options.in_place and os.path.exists(metrics)
+                                       and not os.path.getsize(metrics))):
                 os.rename(folder, gone)
             forget_half_written(folder)
         finally:

@@ -7,6 +7,7 @@ import resource
 import signal
 from types import SimpleNamespace
 
+import filelock
 import pytest
 
 from pase_mtf.compat import tf
@@ -215,3 +216,20 @@ def test_a_loss_that_is_not_finite_is_null_in_the_metrics(tmp_path, loss):
         files.metric(Record("search", 3, loss, 0.02, True))
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert line == {"step": 3, "arm": "search", "loss": None, "ms": 20.0, "timed": True}
+
+
+def test_a_folder_that_goes_is_out_of_the_way_before_others_may_take_it(tmp_path, monkeypatch):
+    folder, known, there = tmp_path / "run", filelock.FileLock.release, []
+
+    def release(self, *given, **named):
+        known(self, *given, **named)
+        there.append(folder.exists())
+
+    def fails():
+        with RunFiles(str(folder)):
+            monkeypatch.setattr("filelock.FileLock.release", release)
+            raise PaseError("no strategy")
+    with pytest.raises(PaseError):
+        fails()
+    assert not there[0]
+    assert os.listdir(tmp_path) == []

@@ -425,4 +425,6 @@ def test_what_only_the_file_holds_is_not_lost(no_cache, timed_kernels, preset, t
     before = path.read_bytes()
     assert main([f"--graph={program}:build_graph", "--mesh=2", f"--save={path}"]) == 0
     assert path.read_bytes() == before
-    assert "mine.json: left as it is, as it holds " in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "mine.json: left as it is, as it holds " in err
+    assert "what was measured now could be kept nowhere; choose another name" in err

@@ -7,10 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import PIL.Image
 import pytest
+from cluster_runs import metrics
 
-from pase_mtf.errors import UsageError
+from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.launch.__main__ import main
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 from pase_mtf.launch.command_line import parse_command_line
+from pase_mtf.launch.data import open_data
 from pase_mtf.launch.judging.judge import data_note
 from pase_mtf.launch.plan import resolve
 
@@ -133,3 +136,29 @@ def test_where_no_loss_was_kept_nothing_tells_whether_it_is_the_same_data():
                                    "to compare, so that nothing tells whether it is the same")
     plan.earlier["data"] = "moved"
     assert data_note(plan, []) is None
+
+
+def test_another_training_that_came_since_is_not_replaced(preset, finished, tmp_path, capsys, monkeypatch):
+    """It was killed before its first checkpoint, while this one was still loading."""
+    folder = tmp_path / "run"
+
+    def late(*given):
+        shutil.copytree(finished, folder, ignore=shutil.ignore_patterns("checkpoint", "summary.json"))
+        config = json.loads((folder / "config.json").read_text())
+        config["options"]["seed"] = 7
+        (folder / "config.json").write_text(json.dumps(config))
+        return open_data(*given)
+    monkeypatch.setattr("pase_mtf.launch.execution.open_data", late)
+    assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu", "--machine=a100", "--steps=6",
+                 "--warmup=1", "--compare=none", f"--output_dir={folder}", "--resume=auto"]) == 2
+    assert "since this one was started" in capsys.readouterr().err
+    assert list(metrics(folder)) == [0, 1, 2]
+
+
+def test_what_the_judge_asks_of_a_run_before_is_missed_at_once(tmp_path, preset):
+    resume = _left(tmp_path, preset)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["options"]["strategy"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FormatError, match=r"config\.json: lacks 'strategy'; it is truncated"):
+        parse_command_line([resume, "--strategy=search"])

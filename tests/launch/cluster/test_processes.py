@@ -474,3 +474,9 @@ def test_the_summary_of_a_run_before_ends_no_other(run_of_one, tmp_path):
 
 def test_a_process_that_is_lost_once_an_interrupted_run_is_written_is_no_fault(run_of_one):
     assert run_of_one(Outcome(7, Fault(1, "was killed by SIGKILL")), wishes=1, wrote='{"status": "interrupted"}') == 143
+
+
+@pytest.mark.parametrize("status", ["losses disagree", "diverged", "not kept"])
+def test_an_interrupted_run_that_went_wrong_does_not_end_as_if_it_had_not(run_of_one, status):
+    with pytest.raises(ClusterError):
+        run_of_one(Outcome(7, Fault(1, "was killed by SIGKILL")), wishes=1, wrote=f'{{"status": "{status}"}}')

@@ -56,3 +56,14 @@ def test_a_restart_is_told_what_was_asked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(launcher, "options_after", lambda _: left)
     assert launcher._with_restarts(plan, Membership((), 0, 1, "cpu"), [], Interrupts(), None) == 0
     assert told == [None, [1, 6]]
+
+
+def test_what_another_run_has_found_meanwhile_stays(tmp_path):
+    """A search of that name was faster, and has ended: rank 0 had not come to its folder yet."""
+    folder = tmp_path / "run"
+    with RunFiles(str(folder)) as files:
+        files.write("summary.json", "{}")
+        files.keep()
+    for anew in (False, True):
+        launcher._clear_up(SimpleNamespace(output_dir=str(folder), in_place=False), anew=anew)
+        assert (folder / "summary.json").exists()
