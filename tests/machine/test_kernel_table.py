@@ -2,12 +2,15 @@
 
 import copy
 import json
+import threading
+import time
 
 import pytest
 
 from pase_mtf.calibration.cache import KERNEL_VERSION, fingerprint_of_kernels
 from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.machine import kernel_table
 from pase_mtf.machine.kernel_file import line_of, read_entry
 from pase_mtf.machine.kernel_table import is_table, load_tables, save_tables, table_for
 from pase_mtf.machine.kernel_times import KernelTimes
@@ -152,3 +155,17 @@ def test_what_is_no_file(tmp_path):
     assert not is_table(None)
     with pytest.raises(FormatError, match="cannot read"):
         load_tables(tmp_path / "none.json")
+
+
+def test_two_that_save_at_once_lose_nothing(path, cache_dir, monkeypatch):
+    def slowly(*arguments, real=kernel_table.check_target):
+        found = real(*arguments)
+        time.sleep(0.3)
+        return found
+    monkeypatch.setattr(kernel_table, "check_target", slowly)
+    both = [threading.Thread(target=save_tables, args=(path, [_of(devices)])) for devices in (2, 16)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert [times.on["devices"] for times in load_tables(path)] == [2, 4, 8, 16]
