@@ -79,7 +79,7 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     operations = counted(signature)
     computing = {entry: times for entry, times in operations.items() if entry.kind != "none"}
     if computing:
-        seconds = _operation_seconds(list(computing), table, machine)
+        seconds = _operation_seconds(list(computing), table, machine, stock=reshardings.stock)
         # The work of all devices together, or that of the critical-path device (they are all alike).
         devices = table.devices if machine.shared_cores else np.ones(len(table.devices))
         for (entry, times), row in zip(computing.items(), seconds, strict=True):
@@ -106,7 +106,7 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
 
 # -- one operation of each kind --------------------------------------------------------------------------------------
 def _operation_seconds(entries: Sequence[OperationSignature], table: ConfigurationTable,
-                       machine: Machine) -> np.ndarray:
+                       machine: Machine, *, stock: bool) -> np.ndarray:
     """What one operation of each kind takes on one device without its overhead, float64 [operations, K]."""
     shares = _Shares()
     work = [shares.number(entry.dims) for entry in entries]
@@ -119,7 +119,7 @@ def _operation_seconds(entries: Sequence[OperationSignature], table: Configurati
     if any(transposed) and not machine.overhead_within:  # rates of whole kernels have their transposes in them
         seconds = seconds + shares.matrix(transposed) @ held / machine.memory_bandwidth
     for number, entry in enumerate(entries):
-        if entry.kind == "reduction":
+        if entry.passed_on and not (stock and entry.kind != "reduction"):  # Mesh-TF itself adds it to zeros
             seconds[number, _is_passed_on(entry, table)] = 0.0
     return seconds
 

@@ -19,6 +19,7 @@ from pase_mtf.cost.rows import RowSum, row_sum_of
 from pase_mtf.cost.tables import dim_positions, positions_of
 from pase_mtf.graph.all_reduces import ITEMSIZE, at_once
 from pase_mtf.graph.computation_graph import TOP_K, Layer, LayerOperation, Operand
+from pase_mtf.graph.layer_operation import REPEAT, SUM
 
 __all__ = ["FILTER_GRADIENT", "MULTIPLYING", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "counted",
            "layer_signature", "layer_signatures", "nameless", "waiting_bytes"]
@@ -64,6 +65,7 @@ class OperationSignature(NamedTuple):
       wide: it multiplies numbers of eight bytes.
       trips: of `LayerOperation`; the same operation run as often as another layer repeats it costs the same.
       after_loop: its `sums` are of what a loop has added up: they are made when all of the loop has ended.
+      passed_on: a device that has as many elements of its output as of its input takes them as they are.
     """
 
     phase: str
@@ -88,6 +90,7 @@ class OperationSignature(NamedTuple):
     added: tuple[bool, ...] = ()
     again: int = 0
     after_loop: bool = False
+    passed_on: bool = False
 
     def sums_within(self, *, on_edges: bool, added_on_edges: bool) -> tuple[tuple[PartialSums, bool], ...]:
         """Those of `sums` that the layer pays for as such, and whether they are of gradients of weights.
@@ -161,7 +164,7 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         columns = sorted(column for column in positions_of(operand.dims, position) if column >= 0)
         return tuple(columns), math.prod(operand.shape) * operand.itemsize
 
-    kind = operation.kind
+    kind = "none" if operation.repeats else operation.kind
     transposed: list[Operand] = []
     if kind == "matmul" and len(operation.inputs) == 2 and operation.nodes == 1:  # else it is a function of slices
         batched, transposed = _product_order(operation)
@@ -182,8 +185,20 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
                         for _, summed in operation.sums),
         pending=operation.sums_pending, added=operation.sums_added, row_sum=row_sum_of(operation, position),
         gathered=operation.role == TOP_K, again=operation.summed_again, after_loop=after_loop,
+        passed_on=_may_be_passed_on(operation),
         narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs),
         wide=kind in MULTIPLYING and all(operand.itemsize == 8 for operand in operation.inputs))
+
+
+def _may_be_passed_on(operation: LayerOperation) -> bool:
+    """Whether it is a sum, of which TensorFlow passes on a single element, or repeats a tensor along dims behind its
+    first, where once is a view of it (`lowering.mesh`)."""
+    if len(operation.inputs) != 1 or len(operation.outputs) != 1:
+        return False
+    given, made = (list(zip(end.dims, end.shape, strict=True)) for end in (*operation.inputs, *operation.outputs))
+    left = iter(made)
+    in_order = given[:1] == made[:1] and all(dim in left for dim in given)
+    return operation.role == SUM or (operation.role == REPEAT and in_order)
 
 
 def _adds_gradients(operation: LayerOperation) -> bool:

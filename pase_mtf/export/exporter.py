@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pase_mtf.arguments import checked_arguments
@@ -140,6 +140,13 @@ class _Exporter:
         self._group_of = {id(facts[index].operation): number
                           for number, group in enumerate(groups) for index in group.members}
         self._index_of = {id(fact.operation): fact.index for fact in facts}
+        # Another name of a tensor, in its layer and its loops -> its first one: lowering moves one object, once.
+        self._first_name: dict[mtf.Tensor, mtf.Tensor] = {}
+        for fact in facts:
+            for made, read in zip(fact.outputs, fact.reads, strict=False) if fact.rule.is_same else ():
+                source = self._group_of.get(id(flow.owner(read).operation))
+                if source == self._group_of[id(fact.operation)] and flow.loops_around(read) == fact.loops:
+                    self._first_name[made] = self._first_name.get(read, read)
         # Weights whose new values a layer beside their own computes -> that layer.
         self._updated_in = {id(facts[index].operation): number for number, group in enumerate(groups)
                             for index in group.updates}
@@ -168,6 +175,24 @@ class _Exporter:
                                    for inside, output in parts.accumulators})
         self._again = sums_again((fact for fact in facts if fact.index not in self._unused), self._sums.due)
         self._pending_on_edges = self._taken_by_one_edge()
+        self._repeats = self._found_again()
+
+    def _found_again(self) -> frozenset[int]:
+        """The operations that do the same to the same tensors as one before them in their layer (the gradient of x * x,
+        the gates of an LSTM cell in its backward pass): TensorFlow runs the first for both (`lowering.equal_nodes`)."""
+        same, seen, found = dict(self._first_name), dict[Hashable, OperationFacts](), set[int]()
+        for fact in self._facts:
+            rule = fact.rule
+            if (fact.index in self._unused or not fact.reads or fact.assigns or rule.has_effects or rule.is_random
+                    or rule.waits_for(fact.operation)):
+                continue
+            key = (self._group_of[id(fact.operation)], fact.loops, id(fact.like or fact),
+                   tuple([same.get(tensor, tensor) for tensor in fact.reads]))
+            first = seen.setdefault(key, fact)
+            if first is not fact:
+                found.add(fact.index)
+                same.update(zip(fact.outputs, first.outputs, strict=True))
+        return frozenset(found)
 
     def _taken_by_one_edge(self) -> frozenset[mtf.Tensor]:
         """Those of the pending sums that nobody reads but one other layer, as often as they are made: one operation of
@@ -285,7 +310,8 @@ class _Exporter:
                                                  if tensor in self._pending_on_edges & self._sums.added_to.keys()]),
             looked_up=self._looked_up(fact.outputs[0]) if fact.outputs else (),
             broadcast_after=fact.rule.broadcast_after(fact.operation) if any(sums) else (),
-            summed_again=0 if loop else max([self._again.get(tensor, 0) for tensor in fact.outputs], default=0))
+            summed_again=0 if loop else max([self._again.get(tensor, 0) for tensor in fact.outputs], default=0),
+            repeats=fact.index in self._repeats)
 
     def _looked_up(self, output: mtf.Tensor) -> LookedUp | tuple[()]:
         """What an output consists of, or what it is added into, where that is summed in the layer of both."""
@@ -334,7 +360,7 @@ class _Exporter:
         if shift is None:
             return ()
         name = self._groups[group].resolve(shift[0])
-        return (name, shift[1]) if name in self._splittable[group] else ()
+        return (name, int(shift[1])) if name in self._splittable[group] else ()  # numpy's are no JSON
 
     def _variable(self, group: int, variable: mtf.Variable, names: Sequence[str]) -> Variable:
         # What a device keeps is of the slices' type; what the operation puts out, of the activations'.
@@ -351,7 +377,7 @@ class _Exporter:
             if source is None or source == group or tensor.size <= 1:
                 return
             dims = self._operand(group, tensor, named).dims
-            key = (id(tensor), group, dims)
+            key = (id(self._first_name.get(tensor, tensor)), group, dims)
             if key not in found:
                 pending = self._sums.due[tensor] if tensor in self._pending_on_edges else ()
                 looked_up, added_to = (of.get(tensor, ()) if pending else ()
@@ -372,7 +398,8 @@ class _Exporter:
                 group, phase = self._group_of[id(maker)], self._phases[self._index_of[id(maker)]]
                 add(variable.start, group, phase, loop.trips)
                 add(variable.next, group, phase, self._trips_in(loop))
-        return (*found.values(), *self._edges_of_updates())
+        updates = self._edges_of_updates(found)
+        return (*found.values(), *updates)
 
     def _edge(self, source: int, target: int, tensor: mtf.Tensor, phase: str, trips: int, **others: Any) -> Edge:
         return Edge(**{
@@ -381,8 +408,9 @@ class _Exporter:
             "source_dims": self._operand(source, tensor).dims, "target_dims": self._operand(target, tensor).dims,
             "held": self._lifetimes.of_copy(tensor, target), **others})
 
-    def _edges_of_updates(self) -> list[Edge]:
-        """Weights to the layers that compute their new values, where these are sums with the old ones; and back."""
+    def _edges_of_updates(self, moved: dict[tuple[int, int, tuple[str, ...]], Edge]) -> list[Edge]:
+        """Weights to the layers that compute their new values, where these are sums with the old ones; and back. Those
+        that the update reads besides (a decay, say) are in `moved`: they are moved once, and there for both."""
         found = []
         for fact in self._facts:
             for variable, _ in fact.assigns:
@@ -393,7 +421,13 @@ class _Exporter:
                 old, new = (self._edge(*ends, variable.outputs[0], self._phases[fact.index], fact.trips,
                                        itemsize=variable.slice_dtype.size)
                             for ends in ((owner, updating), (updating, owner)))
-                found += [dataclasses.replace(old, held=self._lifetimes.of_old(variable))] if fact.flops else []
+                old = dataclasses.replace(old, held=self._lifetimes.of_old(variable))
+                key = id(variable.outputs[0]), updating, old.target_dims
+                if (fact.flops and key in moved and moved[key].trips == fact.trips
+                        and variable.activation_dtype == variable.slice_dtype):
+                    moved[key] = dataclasses.replace(moved[key], held=old.held)
+                elif fact.flops:
+                    found.append(old)
                 found.append(dataclasses.replace(new, tensor=f"{variable.name} updated",
                                                  held=self._lifetimes.of_update(variable)))
         return found

@@ -86,7 +86,7 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
         elsewhere = [tensor for tensor in fact.reads if layer_of(tensor.operation) != layer]
         # Of several only such of one shape are added before they are summed over devices: others are broadcast.
         alike = fact.rule.is_view or all(tensor.shape == outputs[0].shape for tensor in fact.reads)
-        over = {pending.get(tensor) for tensor in here}
+        over = {frozenset(pending[tensor]) if tensor in pending else None for tensor in here}  # in any order
         # What a loop reads from outside of it is summed there, once, before it turns.
         if (not alike or len(over) != 1 or any(
                 tensor not in pending or consumers[tensor] != 1 or loops[tensor] != fact.loops for tensor in fact.reads)
@@ -94,7 +94,7 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
                     tensor in mixed or tensor in rows.looked_up for tensor in fact.reads)))):
             continue
         passed = pending[here[0]]
-        if any(tensor in mixed for tensor in here) or any(pending[tensor] != passed for tensor in elsewhere):
+        if any(tensor in mixed for tensor in here) or any({*pending[tensor]} != {*passed} for tensor in elsewhere):
             mixed.update(outputs)
         for tensor in here:
             del due[tensor], pending[tensor]

@@ -41,6 +41,7 @@ class OperationFields(TypedDict):
     looked_up: NotRequired[list[int]]
     broadcast_after: NotRequired[list[int]]
     summed_again: NotRequired[int]
+    repeats: NotRequired[bool]
 
 
 class _VariableFields(TypedDict):

@@ -8,12 +8,16 @@ from collections.abc import Collection
 from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.graph.spans import Held
 
-__all__ = ["ROLES", "TOP_K", "LayerOperation", "Operand"]
+__all__ = ["REPEAT", "ROLES", "SUM", "TOP_K", "LayerOperation", "Operand"]
 
 TOP_K = "top-k"
 """The role of what finds the largest elements along a dim: where that is split every device gets what all have found,
 and chooses among it."""
-ROLES = ("", "convolution", "filter gradient", "image gradient", "transposed convolution", "rename", "shift", TOP_K)
+SUM, REPEAT = "sum", "repeat"
+"""The roles of what sums (or takes the maximum, say) along dims, and of what repeats a tensor along dims: of a single
+element along these, and once, that is what is given."""
+ROLES = ("", "convolution", "filter gradient", "image gradient", "transposed convolution", "rename", "shift", TOP_K,
+         SUM, REPEAT)
 """What an operation does that others of its kind do not (`LayerOperation.role`); "" for most."""
 
 
@@ -63,7 +67,7 @@ class LayerOperation:
       broadcast_runs: over how many runs of elements that lie side by side these broadcast a tensor of fewer dims,
         unsplit and summed over the nodes.
       role: one of `ROLES`: what a cost model has to know besides the kind. A convolution, the gradient of its filter or
-        of its image, a transposed convolution; a reshape ("rename"); a shift along a dim; `TOP_K`. Follows from the
+        of its image, a transposed convolution; a reshape ("rename"); a shift along a dim; and others. Follows from the
         class of the operation, as the other facts do, and is no part of the graph's hash.
       partial_sums: `reduced` of every output, where they differ (then `reduced` is empty); else empty. No part of the
         graph's hash either.
@@ -80,6 +84,8 @@ class LayerOperation:
         is of fewer. No part of the graph's hash.
       summed_again: how often stock Mesh-TensorFlow makes the sums of the outputs again, of views of their parts; -1:
         it never makes them, but adds the parts to others. No part of the graph's hash.
+      repeats: whether it does the same to the same tensors as one before it in its layer: TensorFlow runs the first for
+        both. No part of the graph's hash.
     """
 
     index: int
@@ -107,6 +113,7 @@ class LayerOperation:
     looked_up: LookedUp | tuple[()] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
     broadcast_after: tuple[int, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
     summed_again: int = dataclasses.field(default=0, metadata={"optional": True, "hashed": False})
+    repeats: bool = dataclasses.field(default=False, metadata={"optional": True, "hashed": False})
 
     @property
     def sums(self) -> tuple[tuple[tuple[str, ...], tuple[Operand, ...]], ...]:

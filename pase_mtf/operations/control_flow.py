@@ -288,7 +288,7 @@ add_rules({
         holds_others=True),
     _ops.Depend: Rule(kind=always("none"), waits_for=_depends_on, lower=_lower_depend, stock_demands=_depend_demands,
                       holds_others=True),
-    _ops.StopGradient: Rule(kind=always("none"), is_view=True, is_same=True, stock_sums=_same_sums),
+    _ops.StopGradient: Rule(kind=always("none"), is_view=True, is_same=True, forwards_sums=True, stock_sums=_same_sums),
     _ops.CustomGradientOperation: Rule(kind=always("none"), reads=_function_outputs, is_view=True, is_same=True,
                                        forwards_sums=True, function=_function, stock_sums=_same_sums,
                                        holds_others=True),

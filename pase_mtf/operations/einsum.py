@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import opt_einsum
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.graph.layer_operation import SUM
 from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
 from pase_mtf.operations.protocols import Dims, LaidOut, Lowering, Mesh, StockDemands, SummedRows, dims_of
@@ -84,9 +85,11 @@ def largest_besides(operation: mtf.Operation) -> int:
 def _flops(operation: mtf.Operation) -> float:
     if _kind(operation) == "matmul" and len(operation.inputs) > 2:
         return float(_path(operation).opt_cost)
-    times = 2.0 if _kind(operation) == "matmul" else float(len(operation.inputs))
+    # What is not summed is multiplied only; one tensor alone is copied.
+    kind, count = _kind(operation), len(operation.inputs)
+    times = 2 if kind == "matmul" else max(1, count - 1) if kind == "pointwise" else count
     # Over dims that only the output has, what was found is broadcast.
-    return times * _size(operation)
+    return float(times * _size(operation))
 
 
 def _path(operation: mtf.Operation) -> opt_einsum.contract.PathInfo:
@@ -272,10 +275,12 @@ def _reduce_sums(operation: mtf.Operation, _: Mapping[mtf.Tensor, PendingSum]) -
 add_rules({
     _ops.EinsumOperation: Rule(
         kind=_kind, flops=_flops, contracted=contracted_away, broadcast_after=_broadcast_after,
+        role=lambda operation: SUM if len(operation.inputs) == 1 and _kind(operation) == "reduction" else "",
         sum_is_pending=lambda operation: not _broadcast_after(operation), looks_up=_summed_rows,
         splittable=_splittable, spaces=union_space, nodes=_nodes, lower=_lower_einsum,
         stock_demands=_einsum_demands, stock_sums=_einsum_sums),
     _ops.ReduceOperation: Rule(
+        role=always(SUM),
         kind=always("reduction"), contracted=contracted_away,
         sum_is_pending=lambda operation: operation._reduction_fn_string == "SUM",
         lower=_lower_reduce, stock_sums=_reduce_sums),

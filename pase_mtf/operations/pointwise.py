@@ -6,8 +6,9 @@ import numbers
 from collections.abc import Mapping
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.graph.layer_operation import REPEAT
 from pase_mtf.operations.protocols import Lowering, StockDemands
-from pase_mtf.operations.registry import Rule, add_rules, names_of
+from pase_mtf.operations.registry import Rule, add_rules, always, names_of
 from pase_mtf.operations.stock_sums import AddedSum, PendingSum
 
 _ops = mtf.ops
@@ -103,12 +104,15 @@ add_rules({
     _ops.AddOperation: Rule(forwards_sums=True, lower=_lower_binary, stock_sums=_added_sums),
     _ops.ScalarMultiplyOperation: _SCALAR,
     _ops.ScalarAddOperation: _SCALAR,
-    _ops.BroadcastOperation: Rule(),
-    _ops.Constant: Rule(lower=_lower_constant, is_constant=True, stock_demands=_constant_demands),
-    _ops.RangeOperation: Rule(lower=_lower_range, is_constant=True),
+    _ops.BroadcastOperation: Rule(role=always(REPEAT)),
+    # No step makes constants.
+    _ops.Constant: Rule(kind=always("none"), lower=_lower_constant, is_constant=True, stock_demands=_constant_demands),
+    _ops.RangeOperation: Rule(kind=always("none"), lower=_lower_range, is_constant=True),
+    # People see what goes through these.
     _ops.PrintOperation: Rule(
+        kind=always("none"),
         reads=lambda operation: [*operation.inputs, *operation._data],
         # What is printed comes in the layout of the operation, too.
         spaces=lambda operation: [x.shape.dims for x in (*operation.inputs, *operation.outputs, *operation._data)]),
-    _ops.ScalarSummaryOperation: Rule(has_effects=True, lower=_lower_summary),
+    _ops.ScalarSummaryOperation: Rule(kind=always("none"), has_effects=True, lower=_lower_summary),
 })

@@ -15,6 +15,7 @@ from pase_mtf.cost.signature import layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
+from pase_mtf.graph.layer_operation import REPEAT, SUM
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import Block, Kernel, Timing
 from pase_mtf.machine.machine import KINDS, Link, Machine
@@ -280,7 +281,7 @@ def test_products_of_wide_numbers_have_a_rate_of_their_own():
 def test_what_a_device_has_one_element_of_is_passed_on():
     read, made = Operand(("batch", "out"), (4, 64)), Operand(("out",), (64,))
     operation = LayerOperation(0, "sum", "ReduceOperation", "forward", "reduction", 256.0, ("out", "batch"), (read,),
-                               (made,), ("batch",))
+                               (made,), ("batch",), role=SUM)
     layer = Layer("sum", "normalize", {"batch": 4, "out": 64}, ("batch", "out"), (operation,), ())
     parts = _parts(layer, [WHOLE, OUT, BATCH], _machine(overhead=1e-9))
     assert parts["forward"][0] > parts["forward"][1] > 0.0
@@ -296,3 +297,25 @@ def test_the_rates_of_whole_kernels_have_transposes_in_them():
     operation, = layer.operations
     layer = dataclasses.replace(layer, operations=(dataclasses.replace(operation, flops=kernel.flops),))
     assert sum(part[0] for part in _parts(layer, [WHOLE], machine).values()) <= 1e-3 * (1 + 1e-9)
+
+
+def _alone(role, kind, read, made, sizes):
+    operands = [Operand(dims, tuple(sizes[name] for name in dims)) for dims in (read, made)]
+    operation = LayerOperation(0, "one", "One", "forward", kind, 2048.0, tuple(sizes), (operands[0],), (operands[1],),
+                               role=role)
+    return Layer("one", "normalize", sizes, tuple(sizes), (operation,), ())
+
+
+def test_what_is_repeated_once_is_passed_on():
+    sizes, split = {"batch": 8, "heads": 4, "d": 64}, Configuration((("heads", 4),))
+    forward = _parts(_alone(REPEAT, "pointwise", ("batch", "d"), ("batch", "heads", "d"), sizes),
+                     [WHOLE, split], _machine())["forward"]
+    assert forward[0] > forward[1] == 0.0
+    # Before all others a dim is repeated by a node of its own.
+    leading = _alone(REPEAT, "pointwise", ("d",), ("heads", "d"), {"heads": 4, "d": 64})
+    assert _parts(leading, [split], _machine())["forward"][0] > 0.0
+
+
+def test_what_makes_as_much_as_it_reads_is_computed():
+    layer = _alone("", "reduction", ("batch", "out"), ("batch", "out"), {"batch": 4, "out": 64})
+    assert (_parts(layer, [WHOLE, BATCH], _machine())["forward"] > 0.0).all()

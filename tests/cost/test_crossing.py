@@ -297,3 +297,48 @@ def test_no_more_is_sent_than_priced_where_layers_are_split_otherwise(name, devi
     for seed in range(4):
         found = crossing.under_strategy(ADDED[name], devices, some(seed))
         assert found.received <= 1.001 * found.priced
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_names_of_one_tensor_are_moved_once(devices):
+    def program(mesh):
+        y = mtf.tanh(_product(_inputs(mesh, "batch", "inputs"), "weights", "batch", "hidden"))
+        return [mtf.reduce_mean(mtf.tanh(mtf.einsum([y, mtf.stop_gradient(y)], [DIMS["batch"]])))], []
+
+    def choose(graph, devices):
+        return [crossing.split("batch" if "inputs" in layer.dims else "hidden")(graph, devices)[number]
+                for number, layer in enumerate(graph.layers)]
+
+    found = crossing.under_strategy(program, devices, choose)
+    assert found.priced == pytest.approx(found.received, rel=0.01)
+    assert found.received > 0
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_a_sum_that_trains_nothing_before_it_is_scattered_all_the_same(devices):
+    def program(mesh):
+        y = mtf.stop_gradient(_product(_inputs(mesh, "batch", "inputs"), "weights", "batch", "hidden"))
+        return [mtf.reduce_mean(mtf.tanh(_product(y, "more", "batch", "other")))], []
+
+    def choose(graph, devices):
+        return [crossing.split("inputs" if "inputs" in layer.dims else "batch")(graph, devices)[number]
+                for number, layer in enumerate(graph.layers)]
+
+    found = crossing.under_strategy(program, devices, choose)
+    assert found.priced == pytest.approx(found.received, rel=0.01)
+    assert found.received > 0
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_sums_over_the_same_dims_in_another_order_are_made_once(devices):
+    """Weights that are read batch first, and time first."""
+    def program(mesh):
+        weights = _variable(mesh, "weights", "wide", "hidden")
+        made = [mtf.tanh(mtf.einsum([_inputs(mesh, *order, "wide"), weights],
+                                    [DIMS[name] for name in (*order, "hidden")]))
+                for order in (("batch", "other"), ("other", "batch"))]
+        return _with_gradients(mtf.add_n([mtf.reduce_mean(mtf.square(y)) for y in made]))
+
+    found = crossing.under_strategy(program, devices, crossing.split("batch"))
+    assert found.priced == pytest.approx(found.received, rel=0.01)
+    assert found.received > 0

@@ -1,7 +1,10 @@
 """Export: which layer an operation is in where names mislead, and what the dims of a layer may be split into."""
 
+import numpy as np
+
 from pase_mtf.compat import mtf, tf
 from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.computation_graph import ComputationGraph
 
 B, L, D, F, V = (mtf.Dimension(name, size) for name, size in (
     ("batch", 8), ("length", 4), ("d_model", 16), ("d_ff", 32), ("vocab", 64)))
@@ -62,3 +65,44 @@ def test_a_reshape_keeps_its_limits_where_a_variable_joins_two_layers():
                          if operation.role == "rename"]
     (old,), (new,) = reshape.inputs, reshape.outputs
     assert not {name for name in {*old.dims} ^ {*new.dims} if name in layer.splittable}
+
+
+def test_a_shift_by_a_number_of_numpy_is_one_by_that_number():
+    found = []
+    for offset in (1, np.int64(1)):
+        with tf.Graph().as_default():
+            graph = mtf.Graph()
+            mesh = mtf.Mesh(graph, "mesh")
+            mtf.shift(mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D])), offset, D, wrap=True)
+            found.append(export_graph(graph).hash)
+    assert found[0] == found[1]
+
+
+def test_what_runs_nothing_costs_nothing():
+    """Constants, which no step makes, and what goes by for people to see."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.tanh(mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D])))
+        x = mtf.Print(x, [x], "x") + mtf.constant(mesh, 2.0, mtf.Shape([B, D])) * mtf.cast(mtf.range(mesh, D, tf.int32),
+                                                                                         tf.float32)
+        mtf.scalar_summary("mean", mtf.reduce_mean(x))
+        operations = [operation for layer in export_graph(graph).layers for operation in layer.operations]
+    kinds = {operation.type: operation.kind for operation in operations}
+    assert {name for name, kind in kinds.items() if kind == "none"} >= {
+        "PrintOperation", "ScalarSummaryOperation", "Constant", "RangeOperation"}
+    assert "pointwise" in kinds.values()
+
+
+def test_what_is_found_again_is_marked(tmp_path):
+    """The gradient of x * x is made of one product, twice; the sums of two loops or of other tensors are not alike."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x, y = (_variable(mesh, name, B, D) for name in "xy")
+        mtf.gradients([mtf.reduce_sum(x * x * y)], [x, y])
+        found = export_graph(graph)
+    again = [operation for layer in found.layers for operation in layer.operations if operation.repeats]
+    assert [operation.phase for operation in again] == ["backward"]
+    found.save(tmp_path / "graph.json")
+    assert ComputationGraph.load(tmp_path / "graph.json") == found

@@ -171,6 +171,8 @@ def _without_the_loop(graph: ComputationGraph) -> ComputationGraph:
                       if operation.type == "WhileLoopOperation" and operation.kind == "pointwise" else operation
                       for operation in layer.operations
                       if operation.type not in ("Constant", "ScalarAddOperation") or operation.flops > 1.0]
+        # Unrolled, microbatches find some of what others have computed.
+        operations = [dataclasses.replace(operation, repeats=False) for operation in operations]
         layers.append(dataclasses.replace(layer, operations=() if layer.kind == "loop" else tuple(operations)))
     return dataclasses.replace(graph, layers=tuple(layers))
 

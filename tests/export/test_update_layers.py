@@ -214,3 +214,10 @@ def test_search_takes_the_program():
         found = find_strategy(net.graph, _DEVICES, harness.MACHINE, "zero", sharded_updates=True)
         assert Configuration((("", _DEVICES),)) not in found.configurations
         assert lower(net.graph, found, harness.device_names(_DEVICES)).variables
+
+
+def test_what_a_weight_was_goes_to_its_update_once():
+    """Adafactor reads it there for its scale, too."""
+    _, graph = _exported(optimizer="adafactor")
+    moved = [(edge.source, edge.tensor, edge.target, edge.target_dims) for edge in graph.edges]
+    assert len(set(moved)) == len(moved)

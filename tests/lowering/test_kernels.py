@@ -10,7 +10,9 @@ from nets import Builder, build, dim
 from random_partitions import partition_pairs
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.cost.build import build_network
 from pase_mtf.cost.kernels import KnownKernels
+from pase_mtf.cost.roofline import roofline_machine
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.export.layer_marks import one_layer
 from pase_mtf.launch.strategies.finding import random_configurations
@@ -22,7 +24,8 @@ from pase_mtf.lowering.nodes import kernel_of, node_of
 from pase_mtf.lowering.plans import plan_from_configurations
 from pase_mtf.lowering.recorded import recorded_move
 from pase_mtf.lowering.reshard import move
-from pase_mtf.machine.kernels import SENT, send_kernel, sum_kernel
+from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernels import SENT, Timing, send_kernel, sum_kernel
 from pase_mtf.strategy.experts import data_parallel
 
 # Not told: the maximum of partial maxima (told as a sum), the slices of imported tensors, the offset that all but the
@@ -221,3 +224,20 @@ def test_what_prints_is_no_kernel():
         nodes = {node.type: kernel_of(node) for node in graph.get_operations()}
     assert nodes.keys() >= {"Print", "PrintV2", "StringFormat"}
     assert set(nodes.values()) == {None}
+
+
+def test_a_roofline_prices_equal_operations_once():
+    with tf.Graph().as_default():
+        net = Builder(tf.float32)
+        dims = [dim("batch", 8), dim("io", 4096)]
+        with one_layer(net.graph):
+            x, y = net.variable("x", dims), net.variable("y", dims)
+            mtf.reduce_sum((x * y) + (x * y) * (x * y))
+        graph = export_graph(net.graph)
+        known, parallel = KnownKernels(graph, GraphKernels(net.graph, graph)), data_parallel(graph, 2)
+        known.look(parallel)
+        told = known.kernels(parallel)
+    times = KernelTimes(None, {kernel: Timing(1e-6 + 1e-9 * kernel.nbytes) for kernel in told})
+    priced = build_network(graph, roofline_machine(times, 2, 1e12), 2, [(choice,) for choice in parallel])
+    assert priced.network.cost([0] * len(graph.layers)) <= sum(
+        count * times.get(kernel).seconds for kernel, count in told.items()) * (1 + 1e-9)
