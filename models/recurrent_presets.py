@@ -109,7 +109,7 @@ class GnmtConfig:
     seed: int = 0
 
     def _check(self) -> None:
-        positive(self, "units")
+        positive(self, "layers", "units", "length")
         if self.layers < 2:
             raise UsageError(f"layers={self.layers}: it has to be at least 2 (one in both directions, and one above)")
         if self.length < 2:
@@ -121,3 +121,4 @@ class GnmtConfig:
 def _check_vocab(config: RnnlmConfig | BiglstmConfig | GnmtConfig) -> None:
     if config.vocab < 8:
         raise UsageError(f"vocab={config.vocab}: it has to be at least 8 (four tokens are reserved)")
+    positive(config, "vocab")

@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import filelock
+import platformdirs
 
 from pase_mtf.errors import FormatError, UsageError, shortened
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["check_outputs", "check_schema", "is_empty", "locked", "path_of", "read_json", "remove_partial",
-           "says_format", "take_lock", "write_atomically"]
+__all__ = ["check_outputs", "check_schema", "is_empty", "locked", "one_at_a_time", "path_of", "read_json",
+           "remove_partial", "says_format", "take_lock", "write_atomically"]
 
 _PARTIAL = ".partial-"
 """Stands in the name of a file that is being written."""
@@ -165,6 +166,21 @@ def locked(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def one_at_a_time(what: str) -> Iterator[None]:
+    """Within the block no other process of this user does the same on this host, as far as there are locks.
+
+    Args:
+      what: a name for it, of letters.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a cache that cannot be written to
+            folder = platformdirs.user_cache_path("pase_mtf", appauthor=False)
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder / f"{what}.lock"))
+        yield
 
 
 def says_format(path: object, expected: str) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 
 from pase_mtf import models
 from pase_mtf.errors import DataError, FormatError, UsageError, nearest, shortened
-from pase_mtf.files import is_empty, write_atomically
+from pase_mtf.files import is_empty, one_at_a_time, write_atomically
 from pase_mtf.launch.data import Batch, Data, Source
 from pase_mtf.models.checks import divisors
 
@@ -175,14 +175,15 @@ class RunFile:
 
     def add(self, row: Measured) -> None:
         """Adds a run, and writes the file whole, with what another process has added meanwhile."""
-        self._read()
-        self.check_more()
-        self.rows[row.batch, row.seed] = row
-        text = io.StringIO()
-        writer = csv.DictWriter(text, [field.name for field in dataclasses.fields(Measured)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(dataclasses.asdict(self.rows[key]) for key in sorted(self.rows))
-        write_atomically(self.path, f"# {self._head}\n{text.getvalue()}")
+        with one_at_a_time("epochs"):
+            self._read()
+            self.check_more()
+            self.rows[row.batch, row.seed] = row
+            text = io.StringIO()
+            writer = csv.DictWriter(text, [field.name for field in dataclasses.fields(Measured)], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(dataclasses.asdict(self.rows[key]) for key in sorted(self.rows))
+            write_atomically(self.path, f"# {self._head}\n{text.getvalue()}")
 
 
 def pieces_of(batch: int, most: int) -> tuple[int, int]:

@@ -160,7 +160,7 @@ class EpochCurve:
                 (below.median, above.median), *zip(near, far, strict=True)))
             if not inside and min(median, low, high) < _LEAST:
                 raise OverflowError("as good as no epochs")
-        except OverflowError as error:
+        except (OverflowError, ValueError) as error:  # of 0, where the quotient of two batches is none
             raise UsageError(f"batch={shortened(batch)}: too far beyond the batches {batches[0]} to {batches[-1]} that "
                              "were measured; give one that is nearer") from error
         return Epochs(median, low, high, below.at_least or above.at_least,

@@ -128,6 +128,8 @@ class Point:
         be done first.
         """
         alone = self.data_parallel
+        if alone is not None and self.devices > 1 and len(self.mixes) == 1:
+            return None  # it would be compared with itself: no other mix is known, or none divides so many devices
         if alone is not None and self.best is alone and not alone.epochs.at_least and any(
                 mix.epochs.at_least and mix.seconds_per_example < alone.seconds_per_example for mix in self.mixes):
             return None

@@ -3,17 +3,15 @@ of devices that was measured."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-import platformdirs
 from typing_extensions import TypedDict
 
 from pase_mtf.errors import FormatError, UsageError, shortened
-from pase_mtf.files import check_schema, is_empty, locked, path_of, read_json, says_format, write_atomically
+from pase_mtf.files import check_schema, is_empty, one_at_a_time, path_of, read_json, says_format, write_atomically
 from pase_mtf.machine.kernel_file import line_of, read_entry
 from pase_mtf.machine.kernel_times import Circumstances, KernelTimes
 
@@ -135,22 +133,11 @@ def save_tables(path: str | os.PathLike[str], tables: Iterable[KernelTimes]) -> 
       UsageError: the file is something else, or of another machine; or it cannot be written.
     """
     merged = {times.on["devices"]: times for times in tables}
-    with _alone():
+    with one_at_a_time("saving"):
         for times in check_target(path, next(iter(merged.values())).on):
             merged.setdefault(times.on["devices"], times)
         text = ",\n".join(_table_text(merged[devices]) for devices in sorted(merged))
         write_atomically(path, f'{{"format": "{_FORMAT}", "version": {_VERSION}, "tables": [\n{text}\n]}}\n')
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Within the block no other process of this user saves kernel times on this host, as far as there are locks."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a cache that cannot be written to
-            folder = platformdirs.user_cache_path("pase_mtf", appauthor=False)
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder / "saving.lock"))
-        yield
 
 
 def _table_text(times: KernelTimes) -> str:

@@ -89,7 +89,7 @@ def shortest_simulated(priced: PricedNetwork, found: Solution, most: int,
     judge = _Judge(priced, found.assignment, memory_limit, budget)
     judge.add_cheapest(most)
     overlap = None if priced.machine.shared_cores else judge.learn_overlap()
-    candidates, seconds = judge.ordered()
+    candidates, seconds = judge.ordered(proven=found.optimal)
     best = next(number for number, step in enumerate(seconds) if step <= (1.0 + _ALIKE) * min(seconds))
     told: SearchReport = {"simulated": len(candidates), "simulated_seconds": seconds[best], "simulated_rank": best + 1,
                           "cheapest_simulated_seconds": seconds[0]}
@@ -97,7 +97,7 @@ def shortest_simulated(priced: PricedNetwork, found: Solution, most: int,
         told["shortest_simulated_seconds"] = min(seconds)
     if overlap is not None:
         told["overlap"] = overlap
-    if not best:
+    if candidates[best] == found.assignment:
         return found, told
     cost = priced.network.cost(candidates[best])
     gap = relative_gap(cost, found.lower_bound)
@@ -213,10 +213,12 @@ class _Judge:
                   for assignment in self._seconds]
         return fitted_overlap(sums, hidden, [*self._seconds.values()])
 
-    def ordered(self) -> tuple[list[tuple[int, ...]], list[float]]:
-        """All that were simulated, by the sum of costs behind the first, and their seconds."""
+    def ordered(self, *, proven: bool = True) -> tuple[list[tuple[int, ...]], list[float]]:
+        """All that were simulated, by the sum of costs, and their seconds; the first stays in front where it is proven
+        to be the cheapest: then others are below it by rounding alone."""
         first, *others = self._seconds
-        assignments = [first, *sorted(others, key=self._priced.network.cost)]
+        cost = self._priced.network.cost
+        assignments = [first, *sorted(others, key=cost)] if proven else sorted(self._seconds, key=cost)
         return assignments, [self._seconds[assignment] for assignment in assignments]
 
 

@@ -76,7 +76,7 @@ def test_epochs_beyond_all_numbers():
         with pytest.raises(UsageError, match="too far beyond the batches 16 to 17"):
             curve.at(batch, extrapolate=True)
     assert curve.at(10 ** 50) is None
-    for batch in (1e-4, 1e-300):
+    for batch in (1e-4, 1e-300, 5e-324):
         with pytest.raises(UsageError, match="too far beyond the batches 16 to 17"):
             curve.at(batch, extrapolate=True)
     with pytest.raises(UsageError, match="too far beyond"):  # the spread alone

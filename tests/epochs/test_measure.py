@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import threading
+import time
 import types
 
 import numpy as np
@@ -12,6 +14,7 @@ from pase_mtf import models
 from pase_mtf.epochs.curve import EpochCurve
 from pase_mtf.errors import DataError, FormatError, UsageError
 from pase_mtf.launch.data import Source, open_data
+from pase_mtf.launch.epochs import measure as measure_module
 from pase_mtf.launch.epochs import measure_command
 from pase_mtf.launch.epochs.command import main
 from pase_mtf.launch.epochs.measure import (
@@ -391,3 +394,15 @@ def test_what_is_no_file_of_runs_is_left_alone(tmp_path, text):
     with pytest.raises(FormatError, match="choose another name"):
         RunFile(str(path), _SETTINGS)
     assert path.read_text() == text
+
+
+def test_of_two_that_add_at_once_both_stay(tmp_path, monkeypatch):
+    path, write = str(tmp_path / "curve.csv"), measure_module.write_atomically
+    monkeypatch.setattr(measure_module, "write_atomically", lambda *given: (time.sleep(0.3), write(*given)))
+    threads = [threading.Thread(target=RunFile(path, _SETTINGS).add,
+                                args=(Measured(8, seed, 1.5, 1, 0.9, 12, 0.1, 3.25),)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(RunFile(path, _SETTINGS).rows) == [(8, 0), (8, 1)]

@@ -247,3 +247,14 @@ def test_the_shortest_training_may_be_one_that_missed_its_target():
         return projection_text(project_training(EpochCurve(runs), _steps(), [1, 2, 4, 8], [1, 2]), 10_000)
     assert "0.0174 hours on 8 devices (one that missed the target might take less)" in told(11.0)
     assert "might take less" not in told(12.0)  # 0.0067 s an example, and 0.0063 is known
+
+
+def test_where_no_hybrid_is_known_it_is_not_known_to_be_behind():
+    curve = _curve({1: 4.0, 2: 4.0, 4: 9.0, 8: 20.0})
+    steps = StepTimes(32, {**{(workers, 1): 0.1 for workers in (1, 2, 4, 8)}, (2, 2): 0.06})
+    unknown = project_training(curve, steps, [4, 8], [1, 2])  # no step of four workers with two devices each
+    assert [point.hybrid for point in unknown.points] == [True, None]
+    assert "hybrid is ahead of data parallelism alone from 4 devices on" in projection_text(unknown)
+    every = project_training(curve, _steps(), range(4, 9), [1, 2])  # two devices to a worker: of 5 and 7 there are none
+    assert [point.hybrid for point in every.points] == [True, None, True, None, True]
+    assert every.hybrid_from == 4

@@ -14,8 +14,9 @@ from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.machine.machine import KINDS, Link, Machine
 from pase_mtf.search.budget import Budget
 from pase_mtf.simulator.overlap import fitted_overlap
+from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.strategy.find import find_strategy
-from pase_mtf.strategy.simulated import MOST_DEVICES, _Judge
+from pase_mtf.strategy.simulated import MOST_DEVICES, _Judge, shortest_simulated
 from pase_mtf.strategy.strategy import Strategy
 from pase_mtf.strategy.within import solve_within
 
@@ -171,3 +172,15 @@ def test_no_simulated_step_is_called_the_shortest_that_is_longer_than_the_one_ta
     told = find_strategy(perceptron(), 7, slow, simple_within=0.01).search
     assert told["simpler"] == "data_parallel"
     assert told["shortest_simulated_seconds"] <= told["simulated_seconds"]
+
+
+def test_what_is_cheaper_than_a_find_without_a_proof_comes_before_it():
+    graph = perceptron()
+    priced = build_network(graph, SLOW_LINKS, 4)
+    cheapest = solve_within(priced, None, {"certificate": False})
+    dearest = tuple(int(vector.argmax()) for vector in priced.network.vectors)
+    cost = priced.network.cost(dearest)
+    assert cost > cheapest.cost
+    found = dataclasses.replace(cheapest, assignment=dearest, cost=cost, optimal=False)
+    told = shortest_simulated(priced, found, 4, None)[1]
+    assert told["cheapest_simulated_seconds"] != Simulator(priced).seconds(dearest)
