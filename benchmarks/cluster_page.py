@@ -132,9 +132,12 @@ def _main_table(rows: Sequence[Row]) -> str:
 
 
 def _with_ranks(rows: Sequence[Row]) -> Iterator[tuple[Row, Row | None]]:
-    """Every row, and that with a graph per rank over the same links, if there is one."""
-    of_ranks = {(*row.key[:3], row.link["flops"]): row for row in rows if row.clients == "ranks"}
-    return ((row, of_ranks.get((*row.key[:3], row.link["flops"]))) for row in rows)
+    """Every row, and that of the same code with a graph per rank over the same links, if there is one."""
+    def alike(row: Row) -> tuple[object, ...]:
+        return *row.key[:3], row.link["flops"], row.facts["processor"], row.facts["commit"]
+
+    of_ranks = {alike(row): row for row in rows if row.clients == "ranks"}
+    return ((row, of_ranks.get(alike(row))) for row in rows)
 
 
 def _ranks_table(rows: Sequence[Row]) -> str:

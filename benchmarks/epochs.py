@@ -126,6 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     here = facts()
     here["versions"] += f", TensorFlow {tf.__version__}"
     if "project" in sections:
+        for row in results["steps"]:  # those that stay were predicted where the file says so far
+            row.setdefault("facts", results["facts"])
         _project(results, flags.models.split(","))
         results["facts"] = here
     results["curves"] = curves_of({name: output / f"epochs-{name}.csv" for name in CURVES}, results.get("curves", {}),

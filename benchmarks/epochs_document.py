@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import markdown
+from benchmarks.facts import facts_text, of_rows
 from benchmarks.paper_numbers import PAL
 from pase_mtf.epochs.curve import EpochCurve, Run
 from pase_mtf.epochs.projection import Projection, Ratio, project_training
@@ -191,7 +192,8 @@ def document(results: Mapping[str, Any]) -> str:
     cases = [case for of_place in found.values() for case in of_place]
     parts = [
         "# Time to a trained model",
-        f"Steps predicted on {_facts_text(results['facts'])}. Reproduce with `python -m benchmarks.epochs`. The "
+        f"Steps predicted on {facts_text(of_rows(results['steps'], results['facts']) or [results['facts']])}. "
+        "Reproduce with `python -m benchmarks.epochs`. The "
         "curves as `python -m pase_mtf.epochs project --curve=` reads them: "
         + ", ".join(f"[epochs-{name}.csv](epochs-{name}.csv)" for name in CURVES) + ".",
         _INTRODUCTION, "## Epochs by global batch\n\n![](epochs.svg)"]

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from benchmarks import markdown
 from benchmarks.commands import told_in_one_line
-from benchmarks.facts import facts
+from benchmarks.facts import facts, facts_text, of_rows
 from benchmarks.gpu_fit import counted, fitted, held_out, kind_of, rooflines
 from benchmarks.search import FOLDER
 from pase_mtf import models
@@ -157,7 +157,6 @@ def _section(found: Mapping[str, Any]) -> list[str]:
 
 def document(results: Mapping[str, Any]) -> str:
     """The page of the results."""
-    here = results["facts"]
     return "\n".join([
         "# Data sheets of GPUs beside their clocks", "",
         f"What a device computes in a step of presets `big` on {results['devices']} devices, as the sum of its",
@@ -169,7 +168,7 @@ def document(results: Mapping[str, Any]) -> str:
         "PyTorch has for the TensorFlow node. What is left above 1 is that, and bfloat16 that PyTorch adds and",
         "multiplies at half the bandwidth.", "",
         *(line for _, found in sorted(results["gpus"].items()) for line in _section(found)),
-        f"Kernels written on: {here['machine']}; {here['versions']}; commit {here['commit']}. Reproduce with",
+        f"Kernels written on: {facts_text(of_rows(results['gpus'].values(), results['facts']))}. Reproduce with",
         "`python -m benchmarks.gpu --kernels=kernels.json`, then where the GPU is (six minutes)",
         "`python benchmarks/gpu_clock.py kernels.json --output=times.json`, then `python -m benchmarks.gpu",
         "--kernels=kernels.json --times=times.json --machine=h100 --save=h100_measured.json`.", ""])
@@ -189,7 +188,7 @@ def _write_kernels(path: pathlib.Path, names: Sequence[str], devices: int, machi
     numbers = {kernel: number for number, kernel in enumerate(kernels)}
     rows = [row | {"counts": {numbers[kernel]: times for kernel, times in counts.items()}} for row, counts in found]
     write_atomically(path, json.dumps({
-        "devices": devices, "rows": rows, "kernels": [kernel.to_json() for kernel in kernels]}))
+        "facts": facts(), "devices": devices, "rows": rows, "kernels": [kernel.to_json() for kernel in kernels]}))
 
 
 def _read(path: str, *expected: str) -> dict[str, Any]:
@@ -244,7 +243,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _measured(kernels, data["rows"], seconds, machine, clock, pathlib.Path(flags.save).stem).save(flags.save)
     folder = pathlib.Path(flags.output)
     earlier = json.loads((folder / "gpu.json").read_text(encoding="utf-8")) if (folder / "gpu.json").exists() else {}
-    results = {"facts": facts(), "devices": data["devices"], "gpus": earlier.get("gpus", {}) | {clock["gpu"]: {
+    if earlier and earlier["devices"] != data["devices"]:
+        raise UsageError(f"{flags.kernels} is of {data['devices']} devices, {folder / 'gpu.json'} of "
+                         f"{earlier['devices']}; choose another --output")
+    known = {name: {"facts": earlier["facts"], **found} for name, found in earlier.get("gpus", {}).items()}
+    results = {"facts": facts(), "devices": data["devices"], "gpus": known | {clock["gpu"]: {
+        "facts": data.get("facts") or facts(),
         "machine": machine.name, "clock": {name: clock[name] for name in ("gpu", "torch", "cuda")},
         **summary(kernels, data["rows"], seconds, machine)}}}
     write_atomically(folder / "gpu.json", json.dumps(results, indent=1) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -150,7 +151,7 @@ def _spread(found: dict[str, dict[str, Any]]) -> str:
                 right += (one < other) == (first < second)
     ratios.sort()
     return (f"Of pairs of layouts of one program that differ by more than 5 % measured, {right} of {pairs} are "
-            f"predicted in the right order. Predicted / measured: median {ratios[len(ratios) // 2]:.2f}, from "
+            f"predicted in the right order. Predicted / measured: median {statistics.median(ratios):.2f}, from "
             f"{ratios[0]:.2f} to {ratios[-1]:.2f}.")
 
 

@@ -210,9 +210,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = SECTIONS[section](graph, model, flags.limit)
         results[section] = _in_order({**results.get(section, {}), model: found})
         results.setdefault("commits", {})[f"{section}, {model}"] = commit() or "unknown"
-        if section == "times" or "facts" not in results:  # all others compute, and are the same on every machine
-            results["facts"] = {"python": platform.python_version(), "numpy": np.__version__,
-                                "numba": numba.__version__, "processor": describe_host()}
+        here = {"python": platform.python_version(), "numpy": np.__version__, "numba": numba.__version__,
+                "processor": describe_host()}
+        results.setdefault("facts", here)  # of models that were timed before these were kept one by one
+        if section == "times":  # all others compute, and are the same on every machine
+            results.setdefault("timed", {})[model] = here
         write_atomically(path, json.dumps(results, indent=1) + "\n")
     for machine in _MACHINES:
         if "speedups" in results:

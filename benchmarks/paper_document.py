@@ -253,16 +253,25 @@ def _milliseconds(row: dict[str, Any], arm: str) -> str:
     return f"{1e3 * row[arm]['seconds']:.2f} ms{'' if row[arm].get('fits', True) else _MARK}"
 
 
+def _timed(results: dict[str, Any]) -> str:
+    """Where Table I was timed; of several computers, which models on which."""
+    models: dict[str, list[str]] = {}
+    for model in results.get("times") or [""]:
+        facts = results.get("timed", {}).get(model, results["facts"])
+        models.setdefault(f"{facts['processor']}; Python {facts['python']}, numpy {facts.get('numpy', '?')}, "
+                          f"numba {facts.get('numba', '?')}", []).append(model)
+    return " / ".join(where + (f" ({', '.join(of_it)})" if len(models) > 1 else "")
+                      for where, of_it in models.items())
+
+
 def document(results: dict[str, Any]) -> str:
     """docs/paper.md, of the sections there are."""
-    facts = results["facts"]
     parts = ["# The papers' tables, beside ours\n\nElango, *PaSE: Parallelization Strategies for Efficient DNN "
              "Training*, IPDPS 2021 (arXiv 2407.04001), and Pal et al., *Optimizing Multi-GPU Parallelization "
              "Strategies for Deep Learning Training*, IEEE Micro 2019 (arXiv 1907.13257). Reproduce with "
              "`python -m benchmarks.paper`; all numbers are in [`paper.json`](paper.json). All models in the "
              "published sizes; batch 128 for the networks of convolutions, 64 for the others. "
-             f"Table I was timed on {facts['processor']}; Python {facts['python']}, numpy {facts.get('numpy', '?')}, "
-             f"numba {facts.get('numba', '?')}; all else is computed, by the prices of commit "
+             f"Table I was timed on {_timed(results)}; all else is computed, by the prices of commit "
              f"{', '.join(dict.fromkeys(results.get('commits', {}).values())) or 'unknown'}, and the same everywhere."]
     writers = {"times": _times, "strategies": _strategies, "speedups": _figures, "scale": _scale,
                "workers": lambda found: _workers(found, results.get("scale", {}))}

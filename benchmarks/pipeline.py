@@ -101,7 +101,7 @@ def _pipeline(microbatches: dict[int, ComputationGraph], devices: int, machine: 
     found = find_pipeline(microbatches, devices, machine, schedule=schedule, memory_limit=machine.memory_bytes)
     return {"seconds": found.seconds, "bytes": found.memory_bytes, "microbatches": found.microbatches,
             "devices": [stage.devices for stage in found.stages],
-            "idle": sum(stage.idle * stage.devices for stage in found.stages) / devices,
+            "idle": 1.0 - sum((1.0 - stage.idle) * stage.devices for stage in found.stages) / devices,
             "search": {name: value for name, value in found.search.items() if name != "seconds"}}
 
 

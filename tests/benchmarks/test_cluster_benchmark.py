@@ -237,3 +237,11 @@ def test_spreads_of_tf_distribute_are_by_the_launchers_quartiles():
     cells, = (cells for cells in rows(document([row])) if cells[:3] == ["2080ti", "alexnet", "4"])
     assert cells[4] == "12,580 ± 20"  # it was 60, of values that are 80 apart
     assert "medians of 2 or 6 steps" in document([row])
+
+
+def test_runs_of_another_commit_are_not_the_same_runs():
+    one, ranks = _row(), _row("ranks", search=80)
+    assert "## One client, and a graph per rank" in document([one, ranks])
+    for name in ("commit", "processor"):
+        other = dataclasses.replace(ranks, facts={**ranks.facts, name: "another"})
+        assert "## One client, and a graph per rank" not in document([one, other])

@@ -118,3 +118,19 @@ def test_models_without_a_projection_are_told_before_anything_is_measured(tmp_pa
     line, = capsys.readouterr().err.splitlines()
     assert line.startswith("error: --models=gnmt,transformer: no projection of 'transformer' is known; ")
     assert not list(tmp_path.iterdir())
+
+
+def test_steps_that_stay_keep_where_they_were_predicted(results, tmp_path, monkeypatch):
+    """A run for one model claimed the rows of all."""
+    for name in epochs_document.CURVES:
+        (tmp_path / f"epochs-{name}.csv").write_text(
+            f"# {json.dumps(_SETTINGS)}\nbatch,seed,epochs,reached\n16,0,2.0,1\n32,0,3.0,1\n64,0,5.0,1\n")
+    (tmp_path / "epochs.json").write_text(json.dumps({"format": epochs.FORMAT, "version": epochs.VERSION, **results}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(epochs, "ROOT", tmp_path)
+    monkeypatch.setattr(epochs, "facts", lambda: {"machine": "Other", "versions": "Python", "commit": "def"})
+    monkeypatch.setattr(epochs, "_project", lambda found, names: found["steps"].append(
+        {**results["steps"][0], "machine": "a100"}))
+    assert epochs.main(["--sections=project", "--models=gnmt", f"--output={tmp_path}"]) == 0
+    page = (tmp_path / "epochs.md").read_text(encoding="utf-8")
+    assert "Steps predicted on Chip; Python; commit abc / Other; Python, TensorFlow" in page

@@ -111,3 +111,18 @@ def test_what_was_measured_is_below_the_data_sheet(name):
     assert measured.memory_bandwidth < sheet.memory_bandwidth
     assert all(rate <= sheet.rates.get(kind, sheet.rates["convolution"]) for kind, rate in measured.rates.items())
     assert "docs/benchmarks/gpu.md" in measured.source
+
+
+def test_a_gpu_that_is_added_says_nothing_of_those_before(tmp_path, capsys):
+    path, times = tmp_path / "kernels.json", tmp_path / "times.json"
+    kernels = [kernel.to_json() for kernel in (_product(1024), _sum(1 << 20))]
+    for name, commit, devices, code in (("G", "abc", 8, 0), ("H", "bcd", 8, 0), ("I", "cde", 4, 2)):
+        path.write_text(json.dumps({
+            "facts": {"machine": "Chip", "versions": "Python 9", "commit": commit}, "devices": devices,
+            "kernels": kernels, "rows": [{**_ROW, "strategy": "search", "counts": {"0": 2, "1": 3}}]}))
+        times.write_text(json.dumps({"gpu": name, "torch": "T", "cuda": "U", "seconds": [1e-5, 1e-4]}))
+        assert gpu.main([f"--kernels={path}", f"--times={times}", f"--output={tmp_path}"]) == code
+    page = (tmp_path / "gpu.md").read_text(encoding="utf-8")
+    assert "on 8 devices" in page
+    assert "Kernels written on: Chip; Python 9; commits abc, bcd. Reproduce" in page
+    assert "is of 4 devices" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from markdown_cells import row_of
 
-from benchmarks import layout, layout_survey, survey_report
+from benchmarks import layout, layout_report, layout_survey, survey_report
 
 
 def _cost(seconds, size=1e9, problem=""):
@@ -162,3 +162,8 @@ def test_sixteen_devices_are_asked_where_eight_are_asked_anew(monkeypatch):
     silent = {"problem": "no answer after 60 s of processor time"}
     found = layout.survey("toy", {"survey": {"auto_8": silent}}, flags)
     assert [found[piece]["problem"] for piece in ("auto_8", "auto_16")] == ["", ""]
+
+
+def test_the_median_of_an_even_number_is_between_the_middle_two():
+    rows = [{"layout": name, "seconds": 1e-3, "measured_ms": ms} for name, ms in (("pase_mtf", 1.0), ("auto_mtf", 2.0))]
+    assert "median 0.75, from 0.50 to 1.00." in layout_report._spread({"toy": {"rows": rows}})

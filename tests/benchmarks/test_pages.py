@@ -158,3 +158,9 @@ def test_the_memory_page_says_how_long_was_searched_and_counts_five_percent(repo
     count = sum(len(row["arms"]) for row in results["rows"])
     assert f"{count - 1} held at most 5 % more" in page
     assert "found in 2 s of search each, proven or not" in page
+
+
+def test_the_page_of_pipelines_says_how_much_more_is_predicted_of_recurrent_layers(repository):
+    text = (repository / "docs" / "pipelines.md").read_text(encoding="utf-8")
+    most = max(float(row[-1]) for row in rows(text) if row[0] in ("gnmt", "rnnlm") and len(row) == 7)
+    assert f"Of recurrent layers up to {100 * (most - 1):.0f} % more is predicted" in " ".join(text.split())

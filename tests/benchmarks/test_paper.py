@@ -1,3 +1,4 @@
+import argparse
 import dataclasses
 import json
 
@@ -152,3 +153,18 @@ def test_what_is_known_is_kept(monkeypatch, tmp_path, capsys):
     with pytest.raises(SystemExit):
         paper.main(["--models=vgg", *flags])
     assert "unknown 'vgg'; choose from alexnet" in capsys.readouterr().err
+
+
+def test_models_that_are_timed_elsewhere_say_nothing_of_the_others(monkeypatch, tmp_path):
+    monkeypatch.setattr(paper, "Workshop", lambda folder: argparse.Namespace(graph=lambda *given: ""))
+    monkeypatch.setattr(paper, "ComputationGraph", argparse.Namespace(load=lambda path: None))
+    monkeypatch.setattr(paper, "SECTIONS", {"times": lambda graph, model, limit: {}})
+    monkeypatch.setitem(paper.document.__globals__, "_times", lambda found: "")
+    for machine, model in (("Old", "alexnet"), ("New", "gnmt")):
+        monkeypatch.setattr(paper, "describe_host", lambda machine=machine: machine)
+        assert paper.main([f"--models={model}", "--missing", f"--output={tmp_path}"]) == 0
+    page = (tmp_path / "paper.md").read_text(encoding="utf-8")
+    told = page.partition("Table I was timed on ")[2].partition("; all else")[0]
+    assert [part[:3] for part in told.split(" / ")] == ["Old", "New"]
+    assert "(alexnet)" in told
+    assert told.endswith("(gnmt)")

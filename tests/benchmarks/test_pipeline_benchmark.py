@@ -1,5 +1,6 @@
 """python -m benchmarks.pipeline."""
 
+import argparse
 import json
 
 import pytest
@@ -61,3 +62,11 @@ def test_the_page_names_the_processor_of_its_searches():
     for row in results["predicted"]:
         row["facts"]["processor"] = "Zilog Z80 (1 core)"
     assert "Searched on Zilog Z80 (1 core), at commit " in pipeline.document(results)
+
+
+def test_devices_without_a_stage_are_idle(monkeypatch):
+    stages = [argparse.Namespace(devices=count, idle=0.2) for count in (4, 2)]
+    monkeypatch.setattr(pipeline, "find_pipeline", lambda *given, **named: argparse.Namespace(
+        stages=stages, seconds=1.0, memory_bytes=1.0, microbatches=2, search={}))
+    found = pipeline._pipeline({}, 8, argparse.Namespace(memory_bytes=1.0), "1f1b")
+    assert found["idle"] == pytest.approx(0.4)
