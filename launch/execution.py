@@ -174,8 +174,9 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
 
 
 def _check_untouched(plan: Plan) -> None:
-    """Raises UsageError where another run has written a checkpoint since this one looked for the last: a run that was
-    asked to end does so while the next is loading TensorFlow. To be called while the folder is held."""
+    """Raises UsageError where another run has written a checkpoint since this one looked for the last, has ended, or
+    has left another training: a run that was asked to end does so while the next is loading TensorFlow. To be called
+    while the folder is held."""
     options = plan.options
     now = newest_checkpoint(options.output_dir) if options.in_place else None
     if now is not None and now != plan.newest:
@@ -183,7 +184,8 @@ def _check_untouched(plan: Plan) -> None:
                          "was started; give the same command again to go on from it")
     if options.in_place and plan.checkpoint is None and (  # `resolve` found none
             has_ended(options.output_dir) or _holds_another(plan)):
-        raise UsageError(f"--output_dir={options.output_dir}: another run has ended there since this one was started; "
+        found = "has ended" if has_ended(options.output_dir) else "has left another training"
+        raise UsageError(f"--output_dir={options.output_dir}: another run {found} there since this one was started; "
                          "give the same command again")
 
 

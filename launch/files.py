@@ -173,9 +173,10 @@ class RunFiles:
         gone = self.folder
         if kind is not None and not self._keep:
             # Out of the way first, so that nobody takes it when the lock in it is released.
-            gone = os.path.join(os.path.dirname(os.path.abspath(gone)), f".gone-{os.urandom(8).hex()}")
-            with contextlib.suppress(OSError):
-                os.rename(self.folder, gone)
+            with contextlib.suppress(OSError):  # some file systems rename no folder that holds something
+                away = os.path.join(os.path.dirname(os.path.abspath(gone)), f".gone-{os.urandom(8).hex()}")
+                os.rename(self.folder, away)
+                gone = away
         # All are closed, whichever of them a full disk keeps from that.
         with self._plain_errors() if kind is None else contextlib.suppress(Exception), contextlib.ExitStack() as stack:
             for close in (self._lock.release, self._metrics.close, *(one.close for one in self._writers.values())):
@@ -279,8 +280,8 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
     strategies = {name: strategy for name, strategy in chosen.items() if isinstance(strategy, Strategy)}
     main = next(iter(chosen.values()))
     status = ("search only" if not history.records else "losses disagree" if history.disagreement
-              else "diverged" if history.diverged is not None else "interrupted" if history.interrupted
-              else NOT_KEPT if history.unwritten else "done")
+              else "diverged" if history.diverged is not None else NOT_KEPT if history.unwritten
+              else "interrupted" if history.interrupted else "done")
     for arm in arms:
         if arm.measured_bytes is not None and history.records.get(arm.name):
             files.memory(arm.name, history.records[arm.name][-1].step, arm.measured_bytes)

@@ -25,7 +25,8 @@ MANIFEST = "checkpoint.json"
 """What tells of the files of a checkpoint, beside them."""
 
 NOT_KEPT = "not kept"
-"""Status of a run that has done its steps, and could not write its last checkpoint: what it trained is lost."""
+"""Status of a run that has done its steps, or was to end, and could not write its last checkpoint: what it trained is
+lost."""
 
 _PATTERN = "[\\"
 """What no path of a checkpoint may hold: TensorFlow writes there, and looks for a pattern when it reads."""

@@ -60,8 +60,8 @@ class Summary(TypedDict):
     """What a run found out.
 
     Attributes:
-      status: "search only", "done", "interrupted", "diverged", "losses disagree", or "not kept": all steps are done,
-        and the last checkpoint could not be written.
+      status: "search only", "done", "interrupted", "diverged", "losses disagree", or "not kept": the run has come
+        to its end, and the last checkpoint could not be written.
       model, preset, batch, mesh: as the flags say; `devices` is the number of them.
       first_step: 0, or the step of the checkpoint that the run began with.
       steps_done: steps of training at its end, those before `first_step` too. Files of earlier versions lack it.

@@ -26,6 +26,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-if sys.argv[:1] == ["-m"] and _PROGRAMS.intersection(sys.orig_argv):  # Python looks for the module to run
+_WORDS = [word.partition("m")[2] if word[:1] == "-" else word for word in sys.orig_argv]  # "-mpase_mtf.launch", too
+if sys.argv[:1] == ["-m"] and _PROGRAMS.intersection(_WORDS):  # Python looks for the module to run
     for _number in SIGNALS:
         signal.signal(_number, _end)

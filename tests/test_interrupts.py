@@ -2,12 +2,14 @@
 
 import ctypes
 import signal
+import subprocess
 import sys
 import threading
 import time
 
 import pytest
 
+from pase_mtf import _early_signals
 from pase_mtf.interrupts import Interrupts
 
 # Python drops what is raised in either.
@@ -98,3 +100,12 @@ def test_elsewhere_than_in_the_main_thread_nothing_is_taken():
     thread.start()
     thread.join()
     assert found == before
+
+
+@pytest.mark.parametrize("words", [["-m", "pase_mtf.launch"], ["-um", "pase_mtf.launch"], ["-mpase_mtf.launch"],
+                                   ["-umpase_mtf.launch"]])
+def test_signals_are_taken_while_a_program_is_imported(words):
+    code = ("import signal, sys; sys.argv, sys.orig_argv = ['-m'], ['python', *sys.argv[1:]]; "
+            f"exec(open({_early_signals.__file__!r}).read()); print(signal.getsignal(signal.SIGTERM))")
+    told = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
+    assert "_end" in told

@@ -197,13 +197,15 @@ def _with_restarts(plan: Plan, member: Membership, others: list[RemoteTask], int
     # Rank 0 takes up what lies there when it begins: that may be a later checkpoint than was found here.
     options, restarts = plan.asked or plan.options, 0
     while True:
+        before = _last_summary(plan)
         outcome = _attempt(plan, options, member.tasks, others, interrupts, network,
                            last=restarts == plan.options.max_restarts)
         if outcome.fault is None or (outcome.fault.told and restarts == options.max_restarts):
             return outcome.exit_code
         if interrupts.asked:
-            raise ClusterError(f"{outcome.fault} when the run was to end; all processes were ended, and nothing was "
-                               "written after the last checkpoint")
+            left = ("nothing was written after the last checkpoint" if _last_summary(plan) in (None, before) else
+                    "summary.json tells what came of the run")
+            raise ClusterError(f"{outcome.fault} when the run was to end; all processes were ended, and {left}")
         if restarts == options.max_restarts:
             raise ClusterError(f"{outcome.fault}; all processes were ended" + (
                 f", after {restarts} restart{'s' * (restarts > 1)}" if restarts else
@@ -337,11 +339,15 @@ def options_after(plan: Plan) -> ResolvedOptions:
 
     Raises:
       FormatError: checkpoints were written, and none is whole any more, or none can be read now: they stay as they are.
+      ClusterError: a run has ended in the folder.
     """
     options = plan.options
     if (options.resume == AUTO or not options.in_place) and not has_checkpoint(options.output_dir):
         if not options.in_place:
             _clear_up(options, anew=True)
+            if os.path.exists(files_of_run(options.output_dir)[0]):
+                raise ClusterError(f"--output_dir={options.output_dir}: a run has ended there, and summary.json tells "
+                                   "what came of it; none is begun anew")
         return options
     checkpoint = find_checkpoint(options.output_dir)
     return options.going_on(options.output_dir, plan.first_step + options.warmup + options.steps - checkpoint.step)

@@ -233,3 +233,16 @@ def test_a_folder_that_goes_is_out_of_the_way_before_others_may_take_it(tmp_path
         fails()
     assert not there[0]
     assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_renamed_goes_all_the_same(tmp_path, monkeypatch):
+    def refuses(*_):
+        raise OSError(24, "Too many open files")
+
+    def fails():
+        with RunFiles(str(tmp_path / "run")):
+            monkeypatch.setattr("pase_mtf.launch.files.os.rename", refuses)
+            raise PaseError("no strategy")
+    with pytest.raises(PaseError):
+        fails()
+    assert os.listdir(tmp_path) == []

@@ -151,7 +151,7 @@ def test_another_training_that_came_since_is_not_replaced(preset, finished, tmp_
     monkeypatch.setattr("pase_mtf.launch.execution.open_data", late)
     assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu", "--machine=a100", "--steps=6",
                  "--warmup=1", "--compare=none", f"--output_dir={folder}", "--resume=auto"]) == 2
-    assert "since this one was started" in capsys.readouterr().err
+    assert "another run has left another training there since this one was started" in capsys.readouterr().err
     assert list(metrics(folder)) == [0, 1, 2]
 
 

@@ -6,6 +6,7 @@ import html
 import json
 import os
 import shutil
+import signal
 
 import pytest
 from cluster_runs import metrics
@@ -413,3 +414,18 @@ def test_a_truncated_checkpoint(launch, finished, tmp_path):
     assert code == 2
     assert "has 100 bytes" in err
     assert not folder.exists()
+
+
+def test_an_interrupted_run_whose_checkpoint_is_lost_says_so(launch, monkeypatch):
+    def full(folder, save, **more):
+        raise UsageError(f"cannot write {folder}: No space left on device; free space or choose another place")
+    known = RunFiles.metric
+
+    def metric(self, record):
+        known(self, record)
+        if record.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+    monkeypatch.setattr(keeping, "save_checkpoint", full)
+    monkeypatch.setattr(RunFiles, "metric", metric)
+    code, folder, _, _ = launch("--compare=none")
+    assert (code, json.loads((folder / "summary.json").read_text())["status"]) == (2, "not kept")

@@ -478,5 +478,5 @@ def test_a_process_that_is_lost_once_an_interrupted_run_is_written_is_no_fault(r
 
 @pytest.mark.parametrize("status", ["losses disagree", "diverged", "not kept"])
 def test_an_interrupted_run_that_went_wrong_does_not_end_as_if_it_had_not(run_of_one, status):
-    with pytest.raises(ClusterError):
+    with pytest.raises(ClusterError, match=r"summary.json tells what came of the run$"):
         run_of_one(Outcome(7, Fault(1, "was killed by SIGKILL")), wishes=1, wrote=f'{{"status": "{status}"}}')

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import pytest
+
+from pase_mtf.errors import ClusterError
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.cluster import launcher
 from pase_mtf.launch.cluster.launcher import Fault, Outcome
@@ -67,3 +70,14 @@ def test_what_another_run_has_found_meanwhile_stays(tmp_path):
     for anew in (False, True):
         launcher._clear_up(SimpleNamespace(output_dir=str(folder), in_place=False), anew=anew)
         assert (folder / "summary.json").exists()
+
+
+def test_a_run_that_has_told_what_came_of_it_is_not_begun_anew(tmp_path):
+    folder = tmp_path / "run"
+    with RunFiles(str(folder)) as files:
+        files.write("summary.json", '{"status": "losses disagree"}')
+        files.keep()
+    options = SimpleNamespace(output_dir=str(folder), in_place=False, resume=None)
+    with pytest.raises(ClusterError, match="a run has ended there"):
+        launcher.options_after(SimpleNamespace(options=options, first_step=0))
+    assert (folder / "summary.json").exists()
