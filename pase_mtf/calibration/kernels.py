@@ -238,7 +238,7 @@ class _Bench:
         """Times all of them; where one of them spoils the graph for all, each by itself."""
         try:
             return self._measure(kernels)
-        except (ValueError, tf.errors.OpError) as error:
+        except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:  # text, say, of which no tensor is made
             if len(kernels) == 1:
                 self._failed[kernels[0]] = " ".join(str(error).split())[:200]
                 return {}

@@ -90,7 +90,7 @@ class GraphKernels:
         found: dict[str, collections.Counter[Kernel]] = {}
         merging = Merging()
         for operation in layer.operations:
-            if operation.kind == "none":
+            if operation.kind == "none" and not self._is_cast(operation):
                 continue
             counts = found.setdefault(operation.phase, collections.Counter())
             try:
@@ -112,7 +112,10 @@ class GraphKernels:
                 operation = self._operations[entry.index]
                 assigned = rule_of(operation).assigns(operation)
                 again = self._again[entry.index]
-                keys.append((entry.phase, entry.kind, entry.trips, again, (operation.assign_fn, tuple(
+                # Who else reads what it makes decides whether parts are added before they are summed, or after.
+                sums = tuple((tuple(names.setdefault(name, len(names)) for name in dims),
+                              tuple(operand.shape for operand in summed)) for dims, summed in entry.sums)
+                keys.append((entry.phase, entry.kind, entry.trips, again, sums, (operation.assign_fn, tuple(
                     (tuple(names.setdefault(name, len(names)) for name in value.dims), value.shape, value.itemsize)
                     for value in entry.inputs)) if assigned else (_without_names(lowering_key(operation), names), tuple(
                         tensors.setdefault(tensor, len(tensors))
@@ -133,6 +136,11 @@ class GraphKernels:
           shape, itemsize: its unsplit size, bytes per element.
         """
         return recorded_move(source, target, tuple(shape), itemsize)
+
+    def _is_cast(self, entry: LayerOperation) -> bool:
+        """Whether it is a variable that is kept in another type than a step computes in: every step casts it."""
+        operation = self._operations[entry.index]
+        return rule_of(operation).is_variable and operation.slice_dtype != operation.activation_dtype
 
     def _read_again(self, layer: Layer) -> dict[int, tuple[int, ...]]:
         """Which inputs of its operations one before that is alike has read, or the same one in the iteration before."""
@@ -169,8 +177,9 @@ class GraphKernels:
         # What reads one tensor twice may be equal to other nodes than what reads two.
         places = tuple(map(operation.inputs.index, operation.inputs))
         key = alike, again, places, tuple(parts.get(name, 1) for name in numbered)
+        lower = _SingleOperation.cast if rule.is_variable else _SingleOperation.lower
         trace = self._found_once(operation, key, lambda: self._trace(
-            operation, legal, lambda single: single.lower(operation), [operation.inputs[place] for place in again]))
+            operation, legal, lambda single: lower(single, operation), [operation.inputs[place] for place in again]))
         return merging.run(operation, entry.trips, trace)
 
     def _found_once(self, operation: mtf.Operation, key: Hashable, find: Callable[[], Trace]) -> Trace:
@@ -313,6 +322,14 @@ class _SingleOperation(PlanLowering):
             self.lower_operation(leader)
         before = len(tf.get_default_graph().get_operations())
         self.lower_operation(operation)
+        return self._made(before)
+
+    def cast(self, variable: mtf.Variable) -> list[tf.Operation]:
+        """The nodes that bring a variable to the type that a step computes in, on the first device."""
+        slices = _Slices(variable, self._mesh)
+        values = slices.read()
+        before = len(tf.get_default_graph().get_operations())
+        self._stored[variable.outputs[0]] = slices.activation(values)
         return self._made(before)
 
     def assign(self, operation: mtf.Operation, variable: mtf.Variable, value: mtf.Tensor) -> list[tf.Operation]:

@@ -89,13 +89,14 @@ class _Recorder(Emitter):
         """The tensors one after the other."""
         if len(xs) == 1:
             return xs[0]
+        apart = any(device not in x.devices for x in xs)  # and not what was put together here of other devices' blocks
         for x in xs:
             x.devices.add(device)  # sending them is a part of this kernel
         shape = list(xs[0].shape)
         shape[axis] = sum(x.shape[axis] for x in xs)
         made = _Tensor(shape, device)
         self.kernels[Kernel("ConcatV2", (*map(self._block, xs), Block("int32", (), (axis,))), (self._block(made),),
-                            apart=True)] += 1
+                            apart=apart)] += 1
         return made
 
     def reshape(self, device: str, x: _Tensor, shape: Sequence[int]) -> _Tensor:

@@ -10,7 +10,7 @@ from pase_mtf.calibration import kernels as timing
 from pase_mtf.calibration.kernels import KernelTimer
 from pase_mtf.calibration.nodes import Nodes
 from pase_mtf.machine.kernel_times import KernelTimes
-from pase_mtf.machine.kernels import Kernel, Timing, send_kernel, sum_kernel
+from pase_mtf.machine.kernels import Block, Kernel, Timing, send_kernel, sum_kernel
 from pase_mtf.machine.machine import Machine
 from pase_mtf.machine.references import PROBES, REFERENCES
 from pase_mtf.runtime import Devices
@@ -198,3 +198,12 @@ def test_a_clock_that_has_run_out_begins_nothing(monkeypatch):
     assert not looked
     assert len(list(timing.KernelTimer(3).time(REFERENCES))) == 1
     assert len(looked) > 1
+
+
+def test_what_reads_text_is_not_timed():
+    text = Kernel("StringLower", (Block("string", (8,)),), (Block("string", (8,)),))
+    timer, found = KernelTimer(2), {}
+    for batch in timer.time([ADD, text]):
+        found.update(batch)
+    assert set(found) == {ADD}
+    assert set(timer.failed) == {text}

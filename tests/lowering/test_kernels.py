@@ -15,6 +15,8 @@ from pase_mtf.cost.kernels import KnownKernels
 from pase_mtf.cost.roofline import roofline_machine
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.export.layer_marks import one_layer
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.graph.partition import Partition, whole
 from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering.emit import Emitter
 from pase_mtf.lowering.equal_nodes import first_of_equal
@@ -241,3 +243,45 @@ def test_a_roofline_prices_equal_operations_once():
     priced = build_network(graph, roofline_machine(times, 2, 1e12), 2, [(choice,) for choice in parallel])
     assert priced.network.cost([0] * len(graph.layers)) <= sum(
         count * times.get(kernel).seconds for kernel, count in told.items()) * (1 + 1e-9)
+
+
+def test_weights_are_cast_on_every_device():
+    """What is kept in float32 and computed with in bfloat16: once in a step."""
+    with tf.Graph().as_default():
+        net = Builder(tf.bfloat16)
+        rows, old, new = dim("batch", 4), dim("old", 8), dim("new", 8)
+        mtf.einsum([net.input("x", [rows, old]), net.variable("w", [old, new])], mtf.Shape([rows, new]))
+        graph = export_graph(net.graph)
+        known, parallel = KnownKernels(graph, GraphKernels(net.graph, graph)), data_parallel(graph, 2)
+        known.look(parallel)
+        told = known.kernels(parallel)
+    assert {(kernel.inputs[0].dtype, kernel.outputs[0].dtype, kernel.outputs[0].shape): times
+            for kernel, times in told.items() if kernel.operation == "Cast"} == {("float32", "bfloat16", (8, 8)): 2}
+
+
+def test_layers_that_sum_otherwise_are_not_alike():
+    """Of two products that are added one sum is made, but two where somebody else reads one of them."""
+    with tf.Graph().as_default():
+        net = Builder(tf.float32)
+        rows, first, old, new, last = (dim(name, 8) for name in ("batch", "first", "old", "new", "last"))
+        x = mtf.einsum([net.input("x", [rows, first]), net.variable("w", [first, old])], mtf.Shape([rows, old]))
+        for number in range(2):
+            with one_layer(net.graph):
+                one, other = (mtf.einsum([x, net.variable(f"w{number}{which}", [old, new])], mtf.Shape([rows, new]))
+                              for which in "ab")
+                mtf.add(one, other)
+        mtf.einsum([one, net.variable("v", [new, last])], mtf.Shape([rows, last]))
+        graph = export_graph(net.graph)
+        known = KnownKernels(graph, GraphKernels(net.graph, graph))
+        pairs = [sum(entry.type == "EinsumOperation" for entry in layer.operations) == 2 for layer in graph.layers]
+        configurations = [Configuration((("old" if pair else "", 2),)) for pair in pairs]
+        known.look(configurations)
+        told = known.kernels(configurations)
+    assert sum(pairs) == 2
+    assert told[sum_kernel(2, 64, 4)] == 3
+
+
+def test_what_is_put_together_of_rows_is_sent_once():
+    told = recorded_move(Partition((0, 1, 2, 3), ((2, 2), (2, 1))), whole(0, 2), (8, 6), 4)
+    assert {(kernel.apart, kernel.outputs[0].shape): times for kernel, times in told.items()
+            if kernel.operation == "ConcatV2"} == {(True, (4, 6)): 2, (False, (8, 6)): 1}
