@@ -60,7 +60,7 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     for entry, count in forward.items():  # an unrolled recurrence does the same at every time step
         product = entry.kind in (*PRODUCTS, "convolution")
         # A multiply-add is one FLOP in the paper, two in ours.
-        flops = entry.flops / 2.0 if product else entry.flops
+        flops = 0.0 if entry.kind == "none" else entry.flops / 2.0 if product else entry.flops
         result[_COMPUTE] += count * 3.0 * flops * table.share(sorted(set(entry.dims) - {-1}))
         for reduced, outputs in entry.sums:
             for columns, nbytes in outputs:

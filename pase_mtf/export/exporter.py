@@ -21,6 +21,7 @@ from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.operations.alike import Alike
 from pase_mtf.operations.facts import ASSUMED_TRIPS, OperationFacts, read_operations
 from pase_mtf.operations.flow import Flow, all_operations
+from pase_mtf.operations.lowering_key import held_by
 from pase_mtf.operations.nodes import Nodes
 
 __all__ = ["export_as", "export_for_stock", "export_graph", "is_export_of"]
@@ -46,7 +47,7 @@ def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, objec
       sharded_updates: make what the optimizer does with the weights of a layer a layer beside it, with a configuration
         of its own: then weights that are replicated can be updated in shards, and the optimizer's slots kept so.
       turns: it is a microbatch of a pipeline: the backward pass begins when the forward pass is over. Only what is said
-        of memory depends on that, and not the hash.
+        of memory and of what is found again depends on that, and not the hash.
 
     Returns:
       The computation graph. Where it rests on something that the Mesh-TensorFlow graph does not tell (how often a loop
@@ -175,18 +176,20 @@ class _Exporter:
                                    for inside, output in parts.accumulators})
         self._again = sums_again((fact for fact in facts if fact.index not in self._unused), self._sums.due)
         self._pending_on_edges = self._taken_by_one_edge()
-        self._repeats = self._found_again()
+        self._repeats = self._found_again(turns)
 
-    def _found_again(self) -> frozenset[int]:
-        """The operations that do the same to the same tensors as one before them in their layer (the gradient of x * x,
-        the gates of an LSTM cell in its backward pass): TensorFlow runs the first for both (`lowering.equal_nodes`)."""
+    def _found_again(self, turns: bool) -> frozenset[int]:
+        """The operations that do the same to the same tensors as one before them in their layer (the gradient of
+        x * x makes dy * x twice): TensorFlow runs the first for both (`lowering.equal_nodes`). In turns what the
+        backward pass does waits for the forward pass, and is not what that has done (`lowering.turns`)."""
         same, seen, found = dict(self._first_name), dict[Hashable, OperationFacts](), set[int]()
         for fact in self._facts:
             rule = fact.rule
             if (fact.index in self._unused or not fact.reads or fact.assigns or rule.has_effects or rule.is_random
-                    or rule.waits_for(fact.operation)):
+                    or rule.holds_others or (fact.like or fact).nodes.is_stateful):
                 continue
             key = (self._group_of[id(fact.operation)], fact.loops, id(fact.like or fact),
+                   self._phases[fact.index] if turns else "", tuple(map(id, held_by(fact.operation))),
                    tuple([same.get(tensor, tensor) for tensor in fact.reads]))
             first = seen.setdefault(key, fact)
             if first is not fact:

@@ -293,13 +293,13 @@ class StockLegality:
         return self._reshape_problems(axis_of, sizes)
 
     def _may_be_mended(self, old: Dims, new: Dims, axis_of: Mapping[str, int], sizes: Sequence[int]) -> bool:
-        """Whether a reshape that fails where two dims are split is right where others are, too, on the same axes: one
+        """Whether a reshape that fails where some dims are split is right where others are, too, on the same axes: one
         makes room for the next."""
-        if len(axis_of) != 2:
+        if len(axis_of) < 2:
             return False
         others = sorted({name for name, _ in (*old, *new)} - axis_of.keys() - self.whole.keys())
         axes = sorted(set(axis_of.values()))
-        for count in (1, 2):
+        for count in range(1, 2 * len(axes) - len(axis_of) + 1):  # an axis splits one dim before, and one after
             for names in itertools.combinations(others, count):
                 for places in itertools.product(axes, repeat=count):
                     more = {**axis_of, **dict(zip(names, places, strict=True))}

@@ -15,8 +15,8 @@ import numpy as np
 
 from pase_mtf.compat import mtf, tf
 
-__all__ = ["content_of", "function_key", "is_of_package", "is_versioned", "lasting_text", "lowering_key", "names_in",
-           "text_key"]
+__all__ = ["content_of", "function_key", "held_by", "is_of_package", "is_versioned", "lasting_text", "lowering_key",
+           "names_in", "text_key"]
 
 # Attributes of operations that say who they are, not what they do.
 _SKIPPED = {"_inputs", "_outputs", "_mesh", "_name", "_unsplittable_dims"}
@@ -188,6 +188,27 @@ def _operation_key(operation: mtf.Operation, depth: int) -> Hashable:
     tensors = tuple([("mtf", ("shape", tuple(tensor.shape.dims)), tensor.dtype)
                      for tensor in (*operation.inputs, *operation.outputs)])
     return type(operation), tensors, attributes
+
+
+def held_by(value: object, depth: int = 0) -> Iterator[object]:
+    """The tensors and arrays in an operation that its `lowering_key` knows by shape and type alone: of operations that
+    have one key, those that hold the very same do the same."""
+    if isinstance(value, (tf.Tensor, np.ndarray)):
+        yield value
+        return
+    parts: list[object] = []
+    if isinstance(value, (list, tuple)):
+        parts = list(value)
+    elif isinstance(value, dict):
+        parts = [value[name] for name in sorted(value, key=str)]
+    elif isinstance(value, types.FunctionType) and not _of_tensorflow(value):
+        parts = [*map(content_of, value.__closure__ or ()), value.__defaults__, value.__kwdefaults__]
+    elif isinstance(value, functools.partial):
+        parts = [value.func, value.args, value.keywords]
+    elif isinstance(value, mtf.Operation):
+        parts = [held for name, held in vars(value).items() if name not in _SKIPPED and not name.startswith(_MARK)]
+    for part in parts if depth <= _DEEPEST else ():
+        yield from held_by(part, depth + 1)
 
 
 def _key(value: object, depth: int = 0) -> Hashable:

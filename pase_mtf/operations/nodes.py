@@ -25,6 +25,8 @@ class Nodes:
       multiplies: "matmul" or "convolution", whichever has most of these; "" where there are none.
       besides: unsplit bytes of the largest tensor that such a function makes besides what it returns, where that is
         larger than all of this; else 0.
+      is_stateful: whether such a function does something else every time (it draws random numbers, say), or nobody
+        knows what it does.
     """
 
     count: int = 1
@@ -33,6 +35,7 @@ class Nodes:
     flops: float = 0.0
     multiplies: str = ""
     besides: float = 0.0
+    is_stateful: bool = False
 
 
 def broadcast_runs(whole: mtf.Tensor, inputs: Sequence[mtf.Tensor]) -> float:

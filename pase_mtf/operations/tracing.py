@@ -60,7 +60,7 @@ def traced_nodes(operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tens
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             warnings.warn(f"operation {operation.name}: its {what} cannot be traced ({reason}); it is costed as one "
                           "pass over its inputs and outputs", stacklevel=2)
-            known[key] = Nodes()
+            known[key] = Nodes(is_stateful=True)
     return known[key]
 
 
@@ -169,7 +169,7 @@ def _trace(function: Callable, operation: mtf.SlicewiseOperation, gradients: Seq
         inner = max((_bytes([x]) for node in moving for x in node.outputs if x.ref() not in known), default=0)
         besides = inner if inner > max((_bytes([x]) for x in results), default=0) else 0
     return Nodes(max(len(run), 1), max(traffic, ends) / max(ends, 1), float(runs), products.flops, products.kind,
-                 float(besides))
+                 float(besides), any(node.op_def.is_stateful for node in made))
 
 
 def _node_runs(node: tf.Operation) -> int:

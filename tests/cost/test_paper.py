@@ -82,3 +82,14 @@ def test_gradients_of_scale_and_bias():
     assert parts(("batch", 8))["all-reduce gradients"] == pytest.approx(R * 2 * (2 * 7 / 8 * 64))
     assert parts(("batch", 2), ("width", 4))["all-reduce gradients"] == pytest.approx(R * 2 * (2 * 1 / 2 * 16))
     assert parts(("width", 8))["all-reduce gradients"] == 0
+
+
+def test_what_is_found_again_is_computed_once():
+    graph = perceptron([64, 128])
+    layer, = graph.layers
+    product = layer.operations[0]
+    twice = dataclasses.replace(graph, layers=(dataclasses.replace(layer, operations=(
+        product, dataclasses.replace(product, index=10, repeats=True), *layer.operations[1:])),))
+    one, other = (build_network(each, MACHINE, 8, [[Configuration((("batch", 8),))]], model="pase").layer_parts(0, 0)
+                  for each in (graph, twice))
+    assert one["compute"] == pytest.approx(other["compute"])

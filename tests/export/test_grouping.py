@@ -1,6 +1,7 @@
 """Export: which layer an operation is in where names mislead, and what the dims of a layer may be split into."""
 
 import numpy as np
+import pytest
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.export.exporter import export_graph
@@ -106,3 +107,40 @@ def test_what_is_found_again_is_marked(tmp_path):
     assert [operation.phase for operation in again] == ["backward"]
     found.save(tmp_path / "graph.json")
     assert ComputationGraph.load(tmp_path / "graph.json") == found
+
+
+def test_what_holds_other_tensors_or_draws_numbers_is_not_found_again():
+    def noisy(t):
+        return t + tf.random.uniform(t.shape)
+
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D]))
+        y = mtf.einsum([x, _variable(mesh, "w", D, F)], output_shape=[B, F])
+        one, other = (tf.placeholder(tf.float32, []) for _ in range(2))
+        for rate in (one, other, one):
+            mtf.multiply(y, rate)
+        for _ in range(2):
+            mtf.slicewise(noisy, [y], splittable_dims=y.shape.dims)
+        exported = export_graph(graph)
+    found = {}
+    for layer in exported.layers:
+        for operation in layer.operations:
+            found.setdefault(operation.type, []).append(operation.repeats)
+    assert found["ScalarMultiplyOperation"] == [False, False, True]
+    assert found["SlicewiseOperation"] == [False, False]
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_in_turns_the_backward_pass_finds_nothing_of_the_forward_pass_again(turns):
+    """The gradient of log(y) makes 1 / y once more; in a pipeline it waits for its turn."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        w = _variable(mesh, "w", D, F)
+        y = mtf.einsum([mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D])), w], output_shape=[B, F])
+        mtf.gradients([mtf.reduce_sum(mtf.log(y) + mtf.reciprocal(y))], [w])
+        exported = export_graph(graph, turns=turns)
+    again = [operation.phase for layer in exported.layers for operation in layer.operations if operation.repeats]
+    assert again == ([] if turns else ["backward"])

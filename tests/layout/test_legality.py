@@ -198,6 +198,7 @@ def test_a_reshape_in_which_one_dim_makes_room_for_the_next_is_legal():
         legality = StockLegality(builder.graph, outputs)
         assert legality.problem({dim: MESH.names.index(axis) for dim, axis in rules.items()}, MESH.sizes) is None
         assert legality.problem({"ny": 0, "tny": 1}, MESH.sizes).depends
+        assert legality.problem({"ny": 0, "tny": 1, "tnz": 0}, MESH.sizes).depends
         found, want = (lowered(builder.graph, mesh, given, outputs) for mesh, given in (
             (MESH, rules), (MeshShape((("all", 1),)), {})))
         with session(MESH.devices) as tf_session:
