@@ -197,9 +197,9 @@ def _codes(source: np.ndarray, target: np.ndarray, far: np.ndarray, domains: np.
       source, target: (shards, stride, devices) of each.
       far: bool [N], whether some device has nothing of what it needs in its largest domain.
       domains: devices per link domain, where what they hold is a product over the dims: then a dim that is split alike
-        at both ends adds nothing, as every device has what it needs. None: it may not be.
+        at both ends adds nothing, as every device of the source has what it needs. None: it may not be.
     """
-    (shards, stride, _), (wanted, wanted_stride, _) = source.T, target.T
+    (shards, stride, holders), (wanted, wanted_stride, devices) = source.T, target.T
     even = (shards % wanted == 0) | (wanted % shards == 0)
     common = np.where(even, np.minimum(shards, wanted), 1)
     here, there = stride * (shards // common), wanted_stride * (wanted // common)
@@ -208,7 +208,9 @@ def _codes(source: np.ndarray, target: np.ndarray, far: np.ndarray, domains: np.
     coarse, fine = np.stack(code_of(common, here, common, there)), shards // common
     within = np.stack(code_of(fine, stride, np.ones_like(fine)))
     if domains is not None:
-        alike = (here == there) & ((fine == 1) | (here[:, None] % domains == 0).all(axis=1))
+        # Devices beyond those of the source hold nothing: their domain has to hold the part that they need.
+        own = (fine == 1) & (devices <= holders)
+        alike = (here == there) & (own | (here[:, None] % domains == 0).all(axis=1))
         coarse = np.where(alike, 0, coarse)
     total += np.where(even, np.where(common > 1, coarse, 0) + np.where(fine > 1, within, 0), uneven)
     total[0] += (far.astype(np.int64) << FAR_PLACE) + ((~even).astype(np.int64) << UNEVEN_PLACE)

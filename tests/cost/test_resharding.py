@@ -287,3 +287,12 @@ def test_unsplit_to_split_by_hand():
     moved = priced.elements(shardings, shardings, (4, 4, 1))[np.ix_(shardings.index, shardings.index)]
     # Device 1 has nothing of the whole tensor on device 0; from a- to b-halves each device lacks a quarter.
     np.testing.assert_array_equal(moved, [[0, 8, 8, 16], [8, 0, 4, 8], [8, 4, 0, 8], [0, 0, 0, 0]])
+
+
+def test_devices_beyond_the_source_need_what_their_domain_may_not_hold():
+    """Device 4 needs the first half, of which its domain, devices 3 to 5, holds nothing: device 3 has the second."""
+    sources = [Configuration((("", 4),)), Configuration((("", 2), ("a", 2)))]
+    rows, columns = _shardings(sources), _shardings([Configuration((("", 3), ("a", 2)))])
+    path = CriticalPaths(np.array([1, 3, 6]), np.array([1.0, 2.0, 5.0]), np.zeros(3))
+    found = path.costs(*(Sharded(end.devices, end.shards, end.strides) for end in (rows, columns)), 1.0)
+    assert found[rows.index, 0].tolist() == pytest.approx([0.5, 1.0])
