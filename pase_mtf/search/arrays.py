@@ -177,7 +177,8 @@ def _converted(given: npt.ArrayLike, dtype: type[np.generic]) -> np.ndarray:
         # Converted as they are, 1.5 would become 1, and 2**32 class 0.
         with np.errstate(invalid="ignore"):
             whole = found.astype(np.int64) if found.dtype.kind in "iufb" else None
-        if whole is None or (whole != found).any() or abs(whole).max() > np.iinfo(np.int32).max:
+        most = np.iinfo(np.int32).max
+        if whole is None or (whole != found).any() or whole.max() > most or whole.min() < -most:
             raise ValueError("a class that is not an integer below 2**31")
     if found.dtype.kind == "c":
         raise ValueError("complex costs")
@@ -223,6 +224,6 @@ def collect(vectors: Sequence[np.ndarray], edges: Sequence[NetworkEdge]) -> Netw
 
 
 def _as_int32(numbers: np.ndarray) -> np.ndarray:
-    if numbers.size and abs(numbers).max() > np.iinfo(np.int32).max:
+    if numbers.size and max(numbers.max(), -1 - numbers.min()) > np.iinfo(np.int32).max:
         raise ValueError("a layer's index that is not below 2**31")
     return np.ascontiguousarray(numbers, np.int32)

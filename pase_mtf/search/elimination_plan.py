@@ -151,7 +151,7 @@ def _simulate(sizes: np.ndarray, ends: np.ndarray, given: np.ndarray, most_opera
     # What eliminating a vertex takes, as a logarithm to base 2 in fixed point: sums and differences stay exact.
     share = np.empty(vertices, np.int64)
     for v in range(vertices):
-        share[v] = np.int64(np.rint(np.log2(float(sizes[v])) * 2.0 ** 32))
+        share[v] = np.int64(np.rint(np.log2(max(float(sizes[v]), 1.0)) * 2.0 ** 32))
     work = share.copy()
     (head, link, target), used = _neighbours(ends, vertices), 2 * ends.shape[1]
     for place in range(used):

@@ -65,6 +65,7 @@ def frontier(network: CostNetwork, memory: Sequence[np.ndarray], points: int = 1
     steps = np.linspace(0.0, 1.0, points) if fractions is None else np.sort(np.asarray(fractions, np.float64))
     if steps.ndim != 1 or not len(steps) or not (steps >= 0).all() or not (steps <= 1).all():
         raise UsageError(f"fractions {fractions}; give numbers from 0 (least memory) to 1 (that of the cheapest)")
+    network.validate()
     least, _ = least_memory(network, memory, Budget.of(time_limit))
     cheapest = solve(network, "exact", time_limit=time_limit, certificate=False)
     most = math.fsum(float(np.asarray(entry)[choice]) for entry, choice in zip(

@@ -37,6 +37,8 @@ __all__ = ["least_memory", "minimise_within"]
 _PATIENCE = 10.0
 # The constrained optimum is known to this, relative to what is added up: charges for bytes are rounded as well.
 _TOLERANCE = 1e-10
+# And nothing is proven where, for the sake of charges, that is more than this of the parts of the best.
+_MOST_UNDECIDED = 1e-6
 # Assignments that are remembered, as lines that bound what multipliers can reach.
 _MOST_POINTS = 100
 # Nodes that the search at one multiplier may look at: where that does not prove its optimum, cutting memory is quicker.
@@ -323,7 +325,10 @@ class _Search:
             for part in self.halves(active, *self.ends(active, multiplier)[1:]):
                 number += 1
                 heapq.heappush(heap, _Node(bound, number, np.packbits(part), multiplier))
-        return (self.best.cost if self.best else math.inf), True
+        if self.best is None or self.target <= self.unit or (
+                self.target <= _MOST_UNDECIDED * self.packed.cost(self.best.choice)[1]):
+            return (self.best.cost if self.best else math.inf), True
+        return self.best.cost - self.target, False  # what charges round off is more than costs differ by
 
     def halves(self, active: np.ndarray, light: _Point | None, heavy: _Point | None) -> list[np.ndarray]:
         """Splits the domain of one layer into configurations of less and of more memory."""
@@ -339,7 +344,7 @@ class _Search:
         v = int(np.argmax(high - low))
         begin, end = int(packed.first[v]), int(packed.first[v + 1])
         if high[v] > low[v]:
-            lighter = self.memory[begin:end] <= (low[v] + high[v]) / 2
+            lighter = self.memory[begin:end] <= min((low[v] + high[v]) / 2, np.nextafter(high[v], 0.0))
         else:  # no layer's memory is open any more: split by number
             sizes = np.add.reduceat(active, first, dtype=np.int64)
             v = int(np.argmax(sizes))

@@ -185,8 +185,11 @@ def test_memory_in_files_limits_the_search(tmp_path, capsys):
 @pytest.mark.parametrize("memory", [[1.0], [1.0, 2.0, -3.0, 4.0], [1.0, 2.0, math.nan, 4.0]])
 def test_damaged_memory_in_a_file(memory, tmp_path):
     network = CostNetwork([np.zeros(2), np.zeros(2)], [])
-    network.memory = (np.array(memory),)
+    network.memory = (np.ones(2), np.ones(2))
     network.save(tmp_path / "network.npz")
+    with np.load(tmp_path / "network.npz") as file:
+        arrays = {**file, "memory": np.array(memory)}
+    np.savez_compressed(tmp_path / "network.npz", **arrays)
     with pytest.raises(FormatError, match="memory"):
         CostNetwork.load(tmp_path / "network.npz")
 

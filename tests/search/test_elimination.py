@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from pase_mtf.search.elimination import eliminate
+from pase_mtf.search.elimination import _factors_of, _table, eliminate
 from pase_mtf.search.elimination_plan import plan_elimination
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack
@@ -108,8 +108,12 @@ def test_ends_when_the_time_is_over():
     network = CostNetwork([np.zeros(1500)] * 3, [
         NetworkEdge(u, v, rng.random((1500, 1500)), every, every) for u, v in ((0, 1), (1, 2), (0, 2))])
     packed = pack(network.normalized())
+    plan = plan_elimination(packed.domains, packed.ends.T)
     with pytest.raises(TimeoutError):
-        eliminate(packed, plan_elimination(packed.domains, packed.ends.T), 1e-4)
+        eliminate(packed, plan, 1e-4)
+    order, scope = np.array(plan.order), np.array(plan.scopes[0])
+    factors, table = _factors_of(packed, np.argsort(order), sum(map(len, plan.scopes))), np.empty(1500 * 1500)
+    assert _table(packed, factors, table, order[0], scope, table, 0.0, 0.0) == np.inf  # and not only behind it
 
 
 def test_short_rows_are_more_work():

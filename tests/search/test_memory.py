@@ -329,3 +329,24 @@ def test_time_limit_is_honest(monkeypatch):
     assert bounds[0] < bounds[-1] == optimum.lower_bound
     assert not proven[0]
     assert proven[-1]
+
+
+def test_what_is_prohibitively_dear_makes_no_proof_easier():
+    network = CostNetwork([np.array([0., 1e13]), np.array([0., 8.5]), np.array([0., 6.25]), np.array([0., 6.25])], [])
+    usage = [np.array([1e12, 0.]), np.array([6., 0.]), np.array([5., 0.]), np.array([5., 0.])]
+    found = solve(network, memory=usage, memory_limit=1e12 + 10)
+    assert found.cost == 8.5 or not found.optimal
+    assert found.lower_bound <= 8.5
+
+
+def test_neighbouring_floats_are_told_apart():
+    packed = pack(CostNetwork([np.zeros(3)], []).normalized())
+    search = memory._Search(packed, np.array([0.0, 1 + 2.0 ** -52, 1 + 2.0 ** -51]), 2.0, Budget(), 0.0, None)
+    parts = search.halves(np.array([False, True, True]), None, None)
+    assert [part.tolist() for part in parts] == [[False, True, False], [False, False, True]]
+
+
+def test_a_frontier_of_a_network_that_is_not_valid():
+    network = CostNetwork([[0.0, 0.0]] * 2, [NetworkEdge(0, 1, [[0.0]], [0, 1], [0, 1])])
+    with pytest.raises(UsageError, match="class"):
+        frontier.frontier(network, [np.array([1.0, 0.0])] * 2, 2)

@@ -341,3 +341,18 @@ def test_integers_that_no_float_holds():
             CostNetwork(vectors, edges)
     with pytest.raises(UsageError, match="memory of layer 0"):
         solve(CostNetwork([[1.0]], []), memory=[[10 ** 400]], memory_limit=1)
+
+
+@pytest.mark.parametrize(("source", "rows"), [(0, np.array([-2 ** 63, 1])), (-2 ** 63, np.array([0, 1]))])
+def test_the_least_integer_is_no_zero(source, rows):
+    with pytest.raises(UsageError, match="below 2"):
+        CostNetwork([[1.0, 2.0]] * 2, [NetworkEdge(source, 1, np.eye(2), rows, [0, 1])])
+
+
+@pytest.mark.parametrize("given", [[np.inf, 1.0], [1.0], [-1.0, 0.0]])
+def test_memory_that_could_not_be_read_is_not_saved(given, tmp_path):
+    network = CostNetwork([[1.0, 2.0]], [])
+    network.memory = (np.array(given),)
+    with pytest.raises(UsageError, match="memory"):
+        network.save(tmp_path / "network.npz")
+    assert not any(tmp_path.iterdir())

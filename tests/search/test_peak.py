@@ -10,6 +10,7 @@ from random_networks import random_network
 
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search import Solution
+from pase_mtf.search.looking_on import LookingOn
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack
 from pase_mtf.search.peak import minimise_within_peak
@@ -214,9 +215,17 @@ def test_what_a_sum_rules_out_may_be_the_lightest():
         minimise_within_peak(network, sums.get, lambda choice: (peaks.get(tuple(choice), 200.0), 1), 100.0)
 
 
-def test_no_room_for_the_order_loses_nothing():
-    """What was searched within one sum's limit before takes less memory than assignments in the order of costs."""
-    looked = 0
+def test_no_room_for_the_order_loses_nothing(monkeypatch):
+    """What was searched within one sum's limit before takes less memory than assignments in the order of costs. Nor is
+    anything proven by an order that there is no room for."""
+    looked, reached, in_order = 0, [], LookingOn._in_order
+
+    def without_room(self):
+        before = self._best, self._cost, self._bound, self._complete
+        in_order(self)
+        assert (self._best, self._cost, self._bound, self._complete) == before
+        reached.append(before)
+    monkeypatch.setattr(LookingOn, "_in_order", without_room)
     for seed in range(0, 300, 3):
         network = random_network(seed, 400)
         everything, sums = _everything(network), _sums(network, seed)
@@ -229,6 +238,7 @@ def test_no_room_for_the_order_loses_nothing():
             minimise_within_peak(network, sums.get, peak, needs[len(needs) // 3], search_memory=room)
             looked += 1
     assert looked > 20
+    assert reached
 
 
 def test_an_order_of_costs_that_cancel_proves_nothing():

@@ -19,17 +19,19 @@ from pase_mtf.search.pulls import EXACTLY
 @pytest.fixture
 def counted(monkeypatch):
     """However small the network, in steps first, and nothing else before that; counts the networks."""
-    calls, in_steps = [0], part.in_steps
+    calls, part_of = [0], Minimiser._part
 
-    def noted(*given):
-        calls[0] += 1
-        return in_steps(*given)
+    def noted(self, *given):
+        found = part_of(self, *given)
+        calls[0] += found.steps is not EXACTLY
+        return found
+    monkeypatch.setattr(part, "_AT_ONCE", 0)
     monkeypatch.setattr(part, "_LARGE", 0)
     monkeypatch.setattr(part, "_READ", 0)
     monkeypatch.setattr(part, "_COUNTING", 0)
     monkeypatch.setattr(part, "_REREAD", 0)
     monkeypatch.setattr(part, "_CHEAP_WORK", 0)
-    monkeypatch.setattr(part, "in_steps", noted)
+    monkeypatch.setattr(Minimiser, "_part", noted)
     monkeypatch.setattr(Minimiser, "_descend", lambda self, part, others: False)
     return calls
 
