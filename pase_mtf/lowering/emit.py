@@ -206,7 +206,7 @@ class Emitter:
                  shape: Sequence[int] | None = None) -> tf.Tensor:
         """A constant on a device, made once: a scalar (repeated to `shape`) or a tuple of numbers."""
         scope = next(scopes())
-        sign = isinstance(value, float) and math.copysign(1.0, value)  # -0.0 equals 0.0
+        sign = isinstance(value, (float, np.floating)) and math.copysign(1.0, value)  # -0.0 equals 0.0
         key = (scope, device, dtype, value, type(value), sign, shape and tuple(shape))
         found = self._constants.get(key)
         if found is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Hashable, Sequence
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.joined import in_blocks, joined_dims
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
-from pase_mtf.operations.protocols import Lowering, StockDemands
+from pase_mtf.operations.protocols import LaidOut, Lowering, StockDemands
 from pase_mtf.operations.registry import Rule, add_rules, always, is_known, names_of, rule_of, splittable_dims
 from pase_mtf.operations.tracing import traced_nodes
 
@@ -42,20 +43,57 @@ def _together(operation: mtf.Operation) -> dict[str, str]:
     return {pair.given: pair.made for pair in joined_dims(operation)}
 
 
+_GIVEN: weakref.WeakKeyDictionary[Lowering, dict[mtf.Operation, Sequence[LaidOut]]] = weakref.WeakKeyDictionary()
+"""Of functions that are given a tensor twice, the tensors that they were called with."""
+
+
 def _lower(operation: mtf.Operation, lowering: Lowering) -> None:
     joined = joined_dims(operation)
-    if not joined:
+    slices = [lowering.tensors[x].to_laid_out_tensor().tensor_list for x in operation.inputs]
+    # TensorFlow tells what comes of a tensor in all places together: what is there twice has to be two tensors.
+    twice = any(len(set(map(id, row))) < len(row) for row in zip(*slices, strict=True))
+    if not joined and not twice:
         operation.lower(lowering)
         return
-    slices = [lowering.tensors[x].to_laid_out_tensor().tensor_list for x in operation.inputs]
-    laid_out = lowering.mesh_impl(operation).per_device(
-        lambda _, *row: tuple(in_blocks(operation, joined, row)), *slices)
-    for output, value in zip(operation.outputs, laid_out, strict=True):
+
+    def function(_: str, *row: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        given = tuple(map(tf.identity, row)) if twice else ()
+        return (*in_blocks(operation, joined, given or row), *given)
+
+    made = lowering.mesh_impl(operation).per_device(function, *slices)
+    for output, value in zip(operation.outputs, made, strict=False):
         lowering.set_tensor_lowering(output, value)
+    if twice:
+        _GIVEN.setdefault(lowering, {})[operation] = made[len(operation.outputs):]
 
 
 def _nodes(operation: mtf.Operation, known: dict[Hashable, Nodes]) -> Nodes:
     return traced_nodes(operation, (), known)
+
+
+_TRACED: weakref.WeakKeyDictionary[mtf.Graph, dict[Hashable, Nodes]] = weakref.WeakKeyDictionary()
+
+
+def _drawn_once(forward: mtf.Operation, lowering: Lowering, made: Sequence[LaidOut]) -> list[LaidOut]:
+    """What a function makes, or its gradient: where it does something else every time (it draws random numbers, say)
+    devices that hold the same block are given what the first of them has."""
+    impl = lowering.mesh_impl(forward)
+    holders = impl.partition(forward.outputs[0].shape).holders.values()
+    if (not isinstance(forward, mtf.SlicewiseOperation) or all(len(positions) == 1 for positions in holders)
+            or not _nodes(forward, _TRACED.setdefault(forward.graph, {})).is_stateful):
+        return list(made)
+    first = {position: positions[0] for positions in holders for position in positions}
+    return [impl.LaidOutTensor([
+        x if first[position] == position else lowering.emitter.run_on(
+            impl.devices[position], tf.identity, laid_out.tensor_list[first[position]])
+        for position, x in enumerate(laid_out.tensor_list)]) for laid_out in made]
+
+
+def _lower_once(operation: mtf.Operation, lowering: Lowering) -> None:
+    _lower(operation, lowering)
+    made = [lowering.stored(output) for output in operation.outputs]
+    for output, laid_out in zip(operation.outputs, _drawn_once(operation, lowering, made), strict=True):
+        lowering.tensors[output] = laid_out
 
 
 def _demands(operation: mtf.Operation, demands: StockDemands) -> None:
@@ -104,22 +142,20 @@ def _gradient_contracted(operation: mtf.Operation) -> tuple[tuple[str, ...], ...
 def _lower_gradient(op: mtf.ops.GenericGradOperation, lowering: Lowering) -> None:
     """Differentiates the very tensors of the forward operation, whose mesh implementation it shares."""
     impl, forward = lowering.mesh_impl(op), op._forward_op
+    given = list(zip(*(x.tensor_list for x in _GIVEN.get(lowering, {}).get(forward, ())), strict=True))
 
     def lists(tensors: list[mtf.Tensor]) -> list[tuple[tf.Tensor, ...]]:
         return list(zip(*(lowering.tensors[t].to_laid_out_tensor().tensor_list for t in tensors), strict=True))
 
     def gradient(_: str, ys: Sequence[tf.Tensor], xs: Sequence[tf.Tensor], grad_ys: Sequence[tf.Tensor],
                  ) -> tuple[tf.Tensor, ...]:
-        if len({id(x) for x in xs}) < len(xs) and isinstance(forward, mtf.SlicewiseOperation):
-            # TensorFlow tells what comes of a tensor in all places together: here every place is a tensor of its own.
-            xs = [tf.identity(x) for x in xs]
-            ys = tf.nest.flatten(forward._tf_fn(*xs))
         found = tf.gradients(ys=list(ys), xs=list(xs), grad_ys=list(grad_ys), stop_gradients=list(xs),
                              unconnected_gradients=tf.UnconnectedGradients.ZERO)
         # That of a tensor of which rows are taken is rows with their indices (tf.IndexedSlices).
         return tuple(map(tf.convert_to_tensor, found))
 
-    gradients = impl.per_device(gradient, lists(forward.outputs), lists(forward.inputs), lists(op._grad_ys))
+    gradients = _drawn_once(forward, lowering, impl.per_device(
+        gradient, lists(forward.outputs), given or lists(forward.inputs), lists(op._grad_ys)))
     split = {axis for y in forward.outputs for axis in impl.tensor_layout(y) if axis is not None}
     for x, output, laid_out in zip(forward.inputs, op.outputs, gradients, strict=True):
         # An input that all parts of a split dim have used receives a part of its gradient from each of them.
@@ -173,7 +209,7 @@ def _unmoved(old: Sequence[mtf.Dimension], new: Sequence[mtf.Dimension]) -> set[
 
 add_rules({
     _ops.SlicewiseOperation: Rule(
-        splittable=_splittable, stock_splittable=_stock_splittable, together=_together, nodes=_nodes, lower=_lower,
+        splittable=_splittable, stock_splittable=_stock_splittable, together=_together, nodes=_nodes, lower=_lower_once,
         stock_demands=_demands),
     _ops.GenericGradOperation: Rule(
         splittable=_gradient_splittable, stock_splittable=_gradient_stock_splittable, nodes=_gradient_nodes,

@@ -478,10 +478,11 @@ def test_updates_follow_every_read_before_them(builder):
         assert reads <= set(assign.control_inputs)
 
 
+@pytest.mark.parametrize("kind", [float, np.float32])
 @pytest.mark.parametrize("parts", [1, 4])
-def test_zeros_keep_their_sign(builder, parts):
+def test_zeros_keep_their_sign(builder, parts, kind):
     shape = mtf.Shape([dim("a", 8)])
-    zeros = [mtf.constant(builder.mesh, value, shape) for value in (0.0, -0.0)]
+    zeros = [mtf.constant(builder.mesh, kind(value), shape) for value in (0.0, -0.0)]
     lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": parts})), _DEVICES[:4])
     for value, negative in zip(evaluate(lowering, zeros), (False, True), strict=True):
         assert (np.signbit(value) == negative).all()

@@ -82,3 +82,41 @@ def test_the_gradient_of_a_function_that_takes_rows(split):
         found = evaluate(_split(builder, split), tensors)
     for value, wanted in zip(found, _plainly(builder, function, given, made), strict=True):
         np.testing.assert_allclose(value, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_devices_that_hold_the_same_block_draw_the_same_numbers():
+    with tf.Graph().as_default():
+        builder = Builder(tf.float64)
+        x, w = builder.input("x", [_ROWS]), builder.input("w", [_ROWS])
+        y = mtf.slicewise(lambda t: t * tf.random.uniform(t.shape, dtype=t.dtype), [x], splittable_dims=[_ROWS])
+        gradient, = mtf.gradients([mtf.reduce_sum(y * w)], [x])
+        halves = [y * 1.0, gradient * 1.0]
+        copies, split = MeshSpec(((frozenset(), 2),), (0, 1)), MeshSpec(((frozenset(["rows"]), 2),), (0, 1))
+        plan = {**dict.fromkeys(all_operations(builder.graph), copies), **{half.operation: split for half in halves}}
+        made, half, slope = evaluate(PlanLowering(builder.graph, plan, device_names(8)), [y, *halves])
+    np.testing.assert_array_equal(half, made)
+    np.testing.assert_allclose(slope * builder.values("x", [4]), made * builder.values("w", [4]), rtol=1e-9)
+
+
+def test_blocks_that_are_joined_of_the_same_tensor_twice():
+    with tf.Graph().as_default():
+        builder = Builder(tf.float64)
+        x = builder.input("x", [_BLOCKS, _SIZE])
+        y = mtf.slicewise(lambda a, b: a[0] * b[0], [x, x], mtf.Shape([_ALL]), x.dtype, [_BLOCKS, _ALL])
+        gradient, = mtf.gradients([mtf.reduce_sum(y * builder.input("w", [_ALL]))], [x])
+        found, = evaluate(_split(builder, [_BLOCKS, _ALL]), [gradient])
+    want = 2 * builder.values("x", [2, 4]) * builder.values("w", [8]).reshape(2, 4)
+    np.testing.assert_allclose(found, want, rtol=1e-9)
+
+
+def test_the_gradient_has_the_numbers_that_the_function_drew():
+    def noisy(a, b):
+        return a * b * tf.random.uniform(a.shape, dtype=a.dtype)
+
+    with tf.Graph().as_default():
+        builder = Builder(tf.float64)
+        x = builder.input("x", [_ROWS])
+        y = mtf.slicewise(noisy, [x, x], splittable_dims=[_ROWS])
+        gradient, = mtf.gradients([mtf.reduce_sum(y)], [x])
+        made, slope = evaluate(_split(builder, [_ROWS]), [y, gradient])
+    np.testing.assert_allclose(slope * builder.values("x", [4]), 2 * made, rtol=1e-9)
