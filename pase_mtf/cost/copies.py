@@ -60,7 +60,9 @@ def moved(edge: Edge, source: Configuration, target: Configuration, shared: bool
     # Thirds that become halves: the middle one is cut, too.
     shown = not any(of_held % of_needed for of_held, of_needed in counts[1:])
     sliced = 0.0 if shown else block / pieces * math.ceil(pieces * blocks / source.devices)
-    if concats := sum(of_needed < of_held for of_held, of_needed in counts):
+    # The middle one of three lies in two halves; on one host the others are shown.
+    if concats := sum(of_needed < of_held or (not shared and of_needed % of_held > 0)
+                      for of_held, of_needed in counts):
         # From devices with memory of their own the pieces arrive, and lie beside what is put together of them.
         arrived = sliced if shared else max(sliced, nbytes)
         return Moved(nbytes, needed, True, sliced + nbytes if concats > 1 else arrived)

@@ -40,6 +40,7 @@ class _Item(NamedTuple):
       own_until: the moment until which its own layer needs it; -1: until `end`.
       rows: unsplit bytes, where devices may give each other rows of a table instead.
       of_row: the number, in the layer, of the dims of a row.
+      narrow: whether such rows are added up in a type of twice as many bytes.
     """
 
     part: int
@@ -54,6 +55,7 @@ class _Item(NamedTuple):
     own_until: int = -1
     rows: float = 0.0
     of_row: int = 0
+    narrow: bool = False
 
 
 class Shares:
@@ -117,7 +119,8 @@ class LayerItems:
         self.part, self.pattern, self.begin, self.end, self.parts_of, self.waits_until, self.own_until = (
             np.array(columns.get(name, ()), np.int64)
             for name in ("part", "pattern", "begin", "end", "parts_of", "waits_until", "own_until"))
-        self.arrives, self.of_sum = (np.array(columns.get(name, ()), bool) for name in ("arrives", "of_sum"))
+        self.arrives, self.of_sum, self.narrow = (
+            np.array(columns.get(name, ()), bool) for name in ("arrives", "of_sum", "narrow"))
         self.nbytes, self.rows = (np.array(columns.get(name, ()), np.float64) for name in ("nbytes", "rows"))
         self.of_row = np.array(columns.get("of_row", ()), np.int64)
         self._is_update = layer.kind == "update"
@@ -166,7 +169,8 @@ class LayerItems:
                         rows = _rows_bytes(operation.looked_up, summed)
                         of_row = self._pattern((*summed.dims[:dim], *summed.dims[dim + 1:]))
                     yield _Item(BUFFERS, nbytes, self._pattern(summed.dims), begin, begin - 1,
-                                parts_of, held.waits_until if arrives else until, arrives, rows=rows, of_row=of_row)
+                                parts_of, held.waits_until if arrives else until, arrives, rows=rows, of_row=of_row,
+                                narrow=rows > 0.0 and summed.itemsize == 2)
 
     def shares_of(self, dims: Sequence[str], configurations: Sequence[Configuration]) -> np.ndarray:
         """What fraction of a tensor of these dims a device holds, under each configuration: float64 [K]."""
@@ -190,7 +194,7 @@ class LayerItems:
     def arriving(self, moment: int) -> float:
         """Unsplit bytes of the largest gradient whose sum may be made at a moment."""
         mine = self.arrives & (self.waits_until == moment)
-        return float(or_rows(self.nbytes[mine], self.rows[mine]).max(initial=0.0))
+        return float(or_rows(self.nbytes[mine], self.rows[mine], self.narrow[mine]).max(initial=0.0))
 
     def arriving_at(self, moment: int, configurations: Sequence[Configuration]) -> np.ndarray:
         """What arrives at a moment for the largest sum of a gradient, and what the layer's update makes of it
@@ -198,7 +202,7 @@ class LayerItems:
         shares, mine = self.shares.under(configurations), self.arrives & (self.waits_until == moment)
         waits = shares[self.parts_of[mine]] < 1.0
         held = or_rows(self.nbytes[mine, None] * shares[self.pattern[mine]],
-                       self.rows[mine, None] * shares[self.of_row[mine]])
+                       self.rows[mine, None] * shares[self.of_row[mine]], self.narrow[mine, None])
         arrives = np.where(waits, held, 0.0).max(axis=0, initial=0.0)
         made = self.nbytes[self.of_sum] @ shares[self.pattern[self.of_sum]]
         made /= max(len(np.unique(self.waits_until[self.of_sum])), 1)
@@ -206,12 +210,14 @@ class LayerItems:
         return total
 
 
-def or_rows(block: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def or_rows(block: np.ndarray, rows: np.ndarray, narrow: np.ndarray) -> np.ndarray:
     """Bytes of a device's block of a sum, or of all rows where these travel instead: they are in no part of the words.
 
     Rows arrive and are put together, so that there are two of each; they travel where one is less than two blocks.
     """
-    found: np.ndarray = np.where(rows < 4.0 * block, np.maximum(block, rows), block)
+    # Those of two bytes an element are added up in four: the sum in both types, or rows and the sum in the wider one.
+    there = np.maximum(block, rows) + np.where(narrow, block, 0.0)
+    found: np.ndarray = np.where(rows < 4.0 * block, there, block)
     return found
 
 
@@ -246,6 +252,7 @@ class AllItems(NamedTuple):
     own_until: np.ndarray
     rows: np.ndarray
     of_row: np.ndarray
+    narrow: np.ndarray
 
     @classmethod
     def of(cls, layers: Sequence[LayerItems]) -> AllItems:
@@ -255,7 +262,7 @@ class AllItems(NamedTuple):
         first = np.repeat(np.cumsum(patterns) - patterns, count)
         columns = {name: np.concatenate([np.zeros(0, np.int64), *(getattr(each, name) for each in layers)])
                    for name in cls._fields if name != "layer"}
-        columns |= {name: columns[name].astype(bool) for name in ("arrives", "of_sum")}
+        columns |= {name: columns[name].astype(bool) for name in ("arrives", "of_sum", "narrow")}
         columns["parts_of"] = np.where(columns["parts_of"] >= 0, columns["parts_of"] + first, -1)
         columns["pattern"] += first
         columns["of_row"] += first

@@ -167,7 +167,7 @@ class MemoryModel:
         items, settles = self._items, np.zeros(len(self._layers), bool)
         shares = np.concatenate([each.shares.of(configuration) for each, configuration
                                  in zip(self._layers, configurations, strict=True)])
-        nbytes = or_rows(items.nbytes * shares[items.pattern], items.rows * shares[items.of_row])
+        nbytes = or_rows(items.nbytes * shares[items.pattern], items.rows * shares[items.of_row], items.narrow)
         is_part = (items.parts_of >= 0) & (shares[items.parts_of] < 1.0)
         settles[items.layer[is_part & items.arrives]] = True
         awaiting = {edge.target: edge.source for edge in self._updates if settles[edge.source]}

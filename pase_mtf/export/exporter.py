@@ -153,7 +153,6 @@ class _Exporter:
                             for index in group.updates}
         readers = {**self._group_of, **{id(variable): self._assigning(variable) for fact in facts
                                         for variable, _ in fact.assigns if id(variable) in self._group_of}}
-        self._lifetimes = lifetimes(facts, phases, flow, readers, turns)
         self._dims = [group.dims() for group in groups]
         self._splittable = [
             tuple(dim for dim, size in dims.items() if dim in group.legal and size > 1)
@@ -177,25 +176,31 @@ class _Exporter:
         self._again = sums_again((fact for fact in facts if fact.index not in self._unused), self._sums.due)
         self._pending_on_edges = self._taken_by_one_edge()
         self._repeats = self._found_again(turns)
+        self._lifetimes = lifetimes(facts, phases, flow, readers, turns)
 
-    def _found_again(self, turns: bool) -> frozenset[int]:
-        """The operations that do the same to the same tensors as one before them in their layer (the gradient of
-        x * x makes dy * x twice): TensorFlow runs the first for both (`lowering.equal_nodes`). In turns what the
-        backward pass does waits for the forward pass, and is not what that has done (`lowering.turns`)."""
-        same, seen, found = dict(self._first_name), dict[Hashable, OperationFacts](), set[int]()
+    def _found_again(self, turns: bool) -> dict[int, OperationFacts]:
+        """The operations that do the same to the same tensors as one before them in their layer, each with that (the
+        gradient of x * x makes dy * x twice): TensorFlow runs the first for both (`lowering.equal_nodes`). In turns
+        what the backward pass does waits for the forward pass, and is not what that has done (`lowering.turns`)."""
+        seen, found = dict[Hashable, OperationFacts](), dict[int, OperationFacts]()
+        same = dict[tuple[int, mtf.Tensor], mtf.Tensor]()  # (layer, tensor) -> the one that was made before it
         for fact in self._facts:
             rule = fact.rule
             if (fact.index in self._unused or not fact.reads or fact.assigns or rule.has_effects or rule.is_random
                     or rule.holds_others or (fact.like or fact).nodes.is_stateful):
                 continue
-            key = (self._group_of[id(fact.operation)], fact.loops, id(fact.like or fact),
+            group = self._group_of[id(fact.operation)]
+            reads = [self._first_name.get(tensor, tensor) for tensor in fact.reads]
+            key = (group, fact.loops, id(fact.like or fact),
                    self._phases[fact.index] if turns else "", tuple(map(id, held_by(fact.operation))),
-                   tuple([same.get(tensor, tensor) for tensor in fact.reads]))
+                   tuple([same.get((group, tensor), tensor) for tensor in reads]))
             first = seen.setdefault(key, fact)
             if first is not fact:
-                found.add(fact.index)
-                same.update(zip(fact.outputs, first.outputs, strict=True))
-        return frozenset(found)
+                found[fact.index] = first
+                if not any(map(self._sums.due.get, (*fact.outputs, *first.outputs))):  # else each is summed by itself
+                    same.update({(group, tensor): made for tensor, made in zip(
+                        fact.outputs, first.outputs, strict=True)})
+        return found
 
     def _taken_by_one_edge(self) -> frozenset[mtf.Tensor]:
         """Those of the pending sums that nobody reads but one other layer, as often as they are made: one operation of
@@ -306,7 +311,9 @@ class _Exporter:
             inputs=content.inputs, outputs=content.outputs, reduced=sums[0] if len(set(sums)) == 1 else (),
             partial_sums=sums if len(set(sums)) > 1 else (), shift=content.shift, role=content.role,
             nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs, trips=fact.trips,
-            held=self._lifetimes.of_outputs(fact.operation, nodes.besides) if not fact.assigns and not loop else (),
+            held=() if loop else self._lifetimes.of_outputs(fact.operation, nodes.besides) if not fact.assigns else (
+                self._lifetimes.of_converted([(shown.operation, value) for value, shown in self._assigned.get(
+                    (fact.index, group), ())])),
             pending_outputs=() if loop else tuple([number for number, tensor in enumerate(fact.outputs)
                                                    if tensor in self._pending_on_edges]),
             added_outputs=() if loop else tuple([number for number, tensor in enumerate(fact.outputs)

@@ -116,6 +116,21 @@ class Lifetimes:
         the start."""
         return self._until_last_gradient(variable, old=True)
 
+    def of_converted(self, values: Sequence[tuple[mtf.Operation, mtf.Tensor]]) -> tuple[Held, ...]:
+        """When what values are converted to on the way to their variables is there, where these are kept in another
+        type: told by the values, (variable, value) each, as what their assignment reads."""
+        steps, found = self._steps, list[Held]()
+        for number, (variable, value) in enumerate(values):
+            known = steps.tensors.number.get(value, -1)
+            waits = known >= 0 and bool(steps.waiting[known] or steps.of_waiting[known])
+            for order, moment_of in zip(self._orders, self._moment_of, strict=True):
+                if value.dtype != variable.slice_dtype and variable in order.updated:
+                    place = order.updated[variable]
+                    begin, end = (int(moment_of[min(at, len(moment_of) - 3)]) for at in (place, place + 1))
+                    found.append(Held(-1 - number, begin, end, variable.slice_dtype.size / value.dtype.size,
+                                      int(moment_of[-2]) if waits else -1))
+        return tuple(found)
+
     def _until_last_gradient(self, variable: mtf.Operation, *, old: bool) -> tuple[HeldCopy, ...]:
         return tuple(
             HeldCopy(int(moment_of[0 if old else order.updated[variable]]),

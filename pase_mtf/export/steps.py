@@ -17,6 +17,7 @@ from pase_mtf.export.phases import BACKWARD, UPDATE
 from pase_mtf.operations.einsum import product_of
 from pase_mtf.operations.facts import OperationFacts
 from pase_mtf.operations.flow import Flow, Loops
+from pase_mtf.operations.registry import rule_of
 from pase_mtf.operations.tracing import MadeEarly, made_early
 
 __all__ = ["Copies", "Early", "Over", "Steps", "Tensors", "TurningLoop"]
@@ -261,8 +262,10 @@ class Steps:
     def _makes(self, fact: OperationFacts) -> Sequence[int]:
         operation = fact.operation
         outputs = operation.outputs
-        if fact.rule.is_variable:  # read as it lies, or converted to another type
-            outputs = [tensor for tensor in outputs if tensor.dtype.size != operation.slice_dtype.size]
+        if rule_of(variable := fact.rule.leader(operation)).is_variable and (
+                fact.rule.is_variable or variable.slice_dtype.size != variable.activation_dtype.size):
+            # Read as it lies, or converted to another type: once more by what reads it once more.
+            outputs = [tensor for tensor in outputs if tensor.dtype.size != variable.slice_dtype.size]
         elif operation in self._flow.parts:
             outputs = [tensor for tensor in outputs if tensor in self._flow.sums]
         elif fact.rule.is_constant or (not fact.reads and fact.rule.leader(operation) is not operation):

@@ -257,6 +257,9 @@ def test_what_a_copy_is_put_together_from():
     # Devices with memory of their own are sent the pieces; those of one host read them where they lie.
     assert found(rows, (("", 4),)) == (whole, 0, True)
     assert found(rows, (("", 4),), shared=False) == (whole, whole, True)
+    # The middle third lies in two halves: both pieces arrive.
+    assert found((("batch", 2),), (("batch", 3),), shared=False) == (whole / 3, whole / 3, True)
+    assert found((("batch", 2),), (("batch", 4),), shared=False) == (whole / 4, 0, True)
     # Of thirds that become halves the middle one is sliced.
     assert found((("width1", 3),), (("width1", 2),)) == (whole / 2, whole / 3, True)
     assert found((("width1", 4),), (("width1", 2),)) == (whole / 2, 0, True)

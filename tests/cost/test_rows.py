@@ -228,7 +228,11 @@ def _edge_cost(edge, operation, layers, ends, links):
 
 def test_sums_on_the_way_to_an_update_are_rows_where_these_are_less(sharded):
     """Both kinds of configuration pairs, drawn at random, on links of one level without latency."""
-    priced = build_network(sharded, _LINKS, 8)
+    # And with so many indices that rows are always more: priced as if nobody knew that they are rows.
+    many, unknown = (dataclasses.replace(sharded, edges=tuple(dataclasses.replace(
+        edge, looked_up=edge.looked_up and change(edge.looked_up)) for edge in sharded.edges))
+        for change in (lambda rows: rows._replace(indices=2 * _WORDS), lambda rows: ()))
+    priced, more, plain = (build_network(one, _LINKS, 8) for one in (sharded, many, unknown))
     rng, counts = np.random.default_rng(0), {True: 0, False: 0}
     for number, edge in enumerate(sharded.edges):
         if not edge.looked_up:
@@ -245,8 +249,12 @@ def test_sums_on_the_way_to_an_update_are_rows_where_these_are_less(sharded):
             if as_rows:
                 assert priced.edge_cost(number, *choices) == pytest.approx(_edge_cost(
                     edge, operation, layers, ends, _LINKS.links), rel=1e-9)
-            counts[as_rows] += bool(parts)
+            counts[True] += as_rows
+            if not summed_as_rows(many.edges[number].looked_up, held, parts, wanted, edge.shape):
+                assert more.edge_cost(number, *choices) == plain.edge_cost(number, *choices)
+                counts[False] += bool(parts)
     assert counts[True] > 10
+    assert counts[False] > 10
 
 
 def test_simulated_devices_send_rows_on_the_way_to_an_update(sharded):
@@ -277,14 +285,15 @@ def test_rows_that_cannot_be_are_refused(sharded, place, wrong, tmp_path):
         ComputationGraph.load(tmp_path / "graph.json")
 
 
-def _looks_up(examples):
+def _looks_up(examples, dtype=tf.float32):
     """A table of 64 rows of 16, of which a program of one layer reads as many."""
     batch, words, width = mtf.Dimension("batch", examples), mtf.Dimension("words", 64), mtf.Dimension("width", 16)
     with tf.Graph().as_default():
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
         ids = mtf.import_tf_tensor(mesh, tf.zeros([examples], tf.int32), mtf.Shape([batch]))
-        table = mtf.get_variable(mesh, "table", mtf.Shape([words, width]), initializer=tf.zeros_initializer())
+        table = mtf.get_variable(mesh, "table", mtf.Shape([words, width]), mtf.VariableDType(
+            tf.float32, tf.float32, dtype), initializer=tf.zeros_initializer())
         loss = mtf.reduce_mean(mtf.square(mtf.gather(table, ids, words)))
         variables = graph.trainable_variables
         gradients = mtf.gradients([loss], [one.outputs[0] for one in variables])
@@ -316,3 +325,10 @@ def test_rows_of_all_microbatches_arrive_together():
     exported = _looks_up(30)
     model = StageMemory(exported, 4, shared=False).model(0, len(exported.layers), 1)
     assert model.peak(_split(exported, batch=2))[0]["communication buffers"] >= 2 * 4 * 30 * 16 * 4
+
+
+def test_rows_of_two_bytes_are_added_up_in_four():
+    exported = _looks_up(8, tf.bfloat16)
+    rows, parts = (MemoryModel(graph).peak(_split(graph, batch=4))[0]["communication buffers"]
+                   for graph in (exported, _without_rows(exported)))
+    assert rows >= parts + 64 * 16 * 2

@@ -144,3 +144,17 @@ def test_in_turns_the_backward_pass_finds_nothing_of_the_forward_pass_again(turn
         exported = export_graph(graph, turns=turns)
     again = [operation.phase for layer in exported.layers for operation in layer.operations if operation.repeats]
     assert again == ([] if turns else ["backward"])
+
+
+def test_what_is_made_of_two_sums_is_not_found_again():
+    """Devices that share a host make each of two equal sums on another of them."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D]))
+        w = _variable(mesh, "w", D, F)
+        for _ in range(2):
+            mtf.relu(mtf.einsum([x, w], output_shape=[B, F]))
+        operations = [one for layer in export_graph(graph).layers for one in layer.operations]
+    assert [one.repeats for one in operations if one.type == "EinsumOperation"] == [False, True]
+    assert [one.repeats for one in operations if one.name.startswith("relu")] == [False, False]

@@ -146,3 +146,56 @@ def test_gradients_without_elements_are_exported():
         w = mtf.get_variable(mesh, "w", mtf.Shape([D, V]), initializer=tf.zeros_initializer())
         mtf.gradients([mtf.reduce_sum(mtf.softplus(mtf.einsum([x, w], [none, V])))], [w])
         assert export_graph(graph).layers
+
+
+def test_what_a_value_is_converted_to_for_its_variable_is_there():
+    """A gradient in bfloat16 is cast on its way to weights in float32."""
+    def assigned(kept):
+        with tf.Graph().as_default():
+            graph = mtf.Graph()
+            mesh = mtf.Mesh(graph, "mesh")
+            x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16], tf.bfloat16), mtf.Shape([B, D]))
+            w = mtf.get_variable(mesh, "w", mtf.Shape([D, V]), mtf.VariableDType(kept, kept, tf.bfloat16),
+                                 initializer=tf.zeros_initializer())
+            gradients = mtf.gradients([mtf.reduce_sum(mtf.einsum([x, w], output_shape=[B, V]))], [w])
+            mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, graph.trainable_variables)
+            found, = (one for layer in export_graph(graph).layers for one in layer.operations if one.type == "Assign")
+        return found
+
+    assert {(held.output, held.times) for held in assigned(tf.float32).held} == {(-1, 2.0)}
+    assert not assigned(tf.bfloat16).held
+
+
+def test_a_sum_of_its_own_is_there_though_its_parts_were_made_before():
+    """x w is added to z w in parts, and is a sum of its own once more."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x, z = (mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D])) for _ in range(2))
+        w = mtf.get_variable(mesh, "w", mtf.Shape([D, V]), initializer=tf.zeros_initializer())
+        first, other, again = (mtf.einsum([one, w], output_shape=[B, V]) for one in (x, z, x))
+        mtf.relu(first + other)
+        mtf.relu(again)
+        operations = [one for layer in export_graph(graph).layers for one in layer.operations]
+    einsums = [one for one in operations if one.type == "EinsumOperation"]
+    assert [one.repeats for one in einsums] == [False, False, True]
+    assert einsums[-1].reduced
+    assert einsums[-1].held
+
+
+def test_what_reads_a_weight_once_more_holds_what_it_casts():
+    def held(kept):
+        with tf.Graph().as_default():
+            graph = mtf.Graph()
+            mesh = mtf.Mesh(graph, "mesh")
+            x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16], tf.bfloat16), mtf.Shape([B, D]))
+            w = mtf.get_variable(mesh, "w", mtf.Shape([D, V]), mtf.VariableDType(kept, kept, tf.bfloat16),
+                                 initializer=tf.zeros_initializer())
+            for weight in (w, mtf.read_variable(w.operation)):
+                mtf.einsum([x, weight], output_shape=[B, V])
+            found, = (one for layer in export_graph(graph).layers for one in layer.operations
+                      if one.type == "ReadVariable")
+        return found.held
+
+    assert held(tf.float32)
+    assert not held(tf.bfloat16)
