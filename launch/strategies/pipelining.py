@@ -86,7 +86,7 @@ def _find(plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: fl
             if prices is None:
                 return find_pipeline(graphs, plan.devices.count, machine, schedule=plan.options.schedule,
                                      memory_limit=within)
-            sources = {count: kernels_of(one.graph, graph) for count, (one, graph) in programs.items()}
+            sources = {count: kernels_of(one.graph, graph, turns=True) for count, (one, graph) in programs.items()}
             return find_measured_pipeline(graphs, sources, prices.meter, schedule=plan.options.schedule,
                                           memory_limit=within, seconds=share_of(until, 1.0), progress=Telling())
         except NoPipelineError as error:
@@ -122,7 +122,7 @@ def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None
     options = plan.options
     with Stage("pipeline"):
         kept, one, graph = _kept(path, plan)
-        measured = None if prices is None else (kernels_of(one.graph, graph), prices.meter)
+        measured = None if prices is None else (kernels_of(one.graph, graph, turns=True), prices.meter)
         found = evaluate_pipeline(graph, kept.laid(), kept.microbatches, kept.schedule, machine, measured,
                                   seconds=share_of(until, 1.0), progress=Telling())
     limit = options.bytes_per_device(machine)

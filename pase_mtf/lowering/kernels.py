@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.export.phases import UPDATE
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
@@ -50,15 +51,18 @@ class GraphKernels:
       untraced: why operations could not be lowered by themselves, a sentence each; additions stand for them.
     """
 
-    def __init__(self, graph: mtf.Graph, computation_graph: ComputationGraph, kept: KeptTraces | None = None) -> None:
+    def __init__(self, graph: mtf.Graph, computation_graph: ComputationGraph, kept: KeptTraces | None = None, *,
+                 turns: bool = False) -> None:
         """Lowers nothing yet.
 
         Args:
           graph: of Mesh-TF.
           computation_graph: what `export_graph` made of it.
           kept: what its operations became before, and where what they become now is kept.
+          turns: it is a microbatch of a pipeline: what the backward pass does waits for the forward pass, and is not
+            what that has done; weights are cast once for all microbatches, as updates are made.
         """
-        self._kept = kept
+        self._kept, self._turns = kept, turns
         self._layers = computation_graph.layers
         # The names of the variables whose new values a layer computes.
         self._updated: dict[str, set[str]] = {layer.name: set() for layer in self._layers}
@@ -92,7 +96,8 @@ class GraphKernels:
         for operation in layer.operations:
             if operation.kind == "none" and not self._is_cast(operation):
                 continue
-            counts = found.setdefault(operation.phase, collections.Counter())
+            once = self._turns and rule_of(self._operations[operation.index]).is_variable
+            counts = found.setdefault(UPDATE if once else operation.phase, collections.Counter())
             try:
                 kernels = self._operation(layer, operation, configuration, spec, merging)
             except _UntracedError as error:
@@ -138,9 +143,11 @@ class GraphKernels:
         return recorded_move(source, target, tuple(shape), itemsize)
 
     def _is_cast(self, entry: LayerOperation) -> bool:
-        """Whether it is a variable that is kept in another type than a step computes in: every step casts it."""
+        """Whether it is a variable, or a read of one, that is kept in another type than a step computes in: every step
+        casts it."""
         operation = self._operations[entry.index]
-        return rule_of(operation).is_variable and operation.slice_dtype != operation.activation_dtype
+        variable = rule_of(operation).leader(operation)  # what reads it once more casts it once more
+        return rule_of(variable).is_variable and variable.slice_dtype != variable.activation_dtype
 
     def _read_again(self, layer: Layer) -> dict[int, tuple[int, ...]]:
         """Which inputs of its operations one before that is alike has read, or the same one in the iteration before."""
@@ -177,10 +184,10 @@ class GraphKernels:
         # What reads one tensor twice may be equal to other nodes than what reads two.
         places = tuple(map(operation.inputs.index, operation.inputs))
         key = alike, again, places, tuple(parts.get(name, 1) for name in numbered)
-        lower = _SingleOperation.cast if rule.is_variable else _SingleOperation.lower
+        lower = _SingleOperation.cast if self._is_cast(entry) else _SingleOperation.lower
         trace = self._found_once(operation, key, lambda: self._trace(
             operation, legal, lambda single: lower(single, operation), [operation.inputs[place] for place in again]))
-        return merging.run(operation, entry.trips, trace)
+        return merging.run(operation, entry.trips, trace, entry.phase if self._turns else "")
 
     def _found_once(self, operation: mtf.Operation, key: Hashable, find: Callable[[], Trace]) -> Trace:
         """What an operation becomes: in this process, or in one before it."""
@@ -324,12 +331,13 @@ class _SingleOperation(PlanLowering):
         self.lower_operation(operation)
         return self._made(before)
 
-    def cast(self, variable: mtf.Variable) -> list[tf.Operation]:
-        """The nodes that bring a variable to the type that a step computes in, on the first device."""
-        slices = _Slices(variable, self._mesh)
+    def cast(self, operation: mtf.Operation) -> list[tf.Operation]:
+        """The nodes that bring a variable, or a read of it, to the type that a step computes in, on the first
+        device."""
+        slices = _Slices(rule_of(operation).leader(operation), self._mesh)
         values = slices.read()
         before = len(tf.get_default_graph().get_operations())
-        self._stored[variable.outputs[0]] = slices.activation(values)
+        self._stored[operation.outputs[0]] = slices.activation(values)
         return self._made(before)
 
     def assign(self, operation: mtf.Operation, variable: mtf.Variable, value: mtf.Tensor) -> list[tf.Operation]:

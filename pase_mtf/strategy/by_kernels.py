@@ -94,18 +94,19 @@ def time_references(meter: KernelMeter, tell: Telling, seconds: float = math.inf
     return meter.start(seconds)
 
 
-def kernels_of(program: object, graph: ComputationGraph) -> KernelSource:
+def kernels_of(program: object, graph: ComputationGraph, *, turns: bool = False) -> KernelSource:
     """Which kernels a program runs; what its operations become is kept for the next process that asks.
 
     Args:
       program: an mtf.Graph.
       graph: what `export_graph` made of it.
+      turns: of `export_graph`.
     """
     # Which kernels an operation becomes is told by lowering it, which takes TensorFlow.
     from pase_mtf.lowering.kept_traces import KeptTraces
     from pase_mtf.lowering.kernels import GraphKernels
     code = code_version()
-    return GraphKernels(program, graph, KeptTraces(traces_path(), code) if code else None)
+    return GraphKernels(program, graph, KeptTraces(traces_path(), code) if code else None, turns=turns)
 
 
 def prices_by_kernels(program: object, graph: ComputationGraph, kernels: KernelMeter | SavedKernels,

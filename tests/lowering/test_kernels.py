@@ -285,3 +285,46 @@ def test_what_is_put_together_of_rows_is_sent_once():
     told = recorded_move(Partition((0, 1, 2, 3), ((2, 2), (2, 1))), whole(0, 2), (8, 6), 4)
     assert {(kernel.apart, kernel.outputs[0].shape): times for kernel, times in told.items()
             if kernel.operation == "ConcatV2"} == {(True, (4, 6)): 2, (False, (8, 6)): 1}
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_in_turns_the_backward_pass_runs_what_the_forward_pass_has_run(turns):
+    """The gradient of log(y) makes 1 / y once more; in a pipeline it waits for its turn."""
+    with tf.Graph().as_default():
+        net = Builder(tf.float32)
+        rows, old, new = dim("batch", 4), dim("old", 8), dim("new", 8)
+        w = net.variable("w", [old, new])
+        y = mtf.einsum([net.input("x", [rows, old]), w], mtf.Shape([rows, new]))
+        mtf.gradients([mtf.reduce_sum(mtf.log(y) + mtf.reciprocal(y))], [w])
+        graph = export_graph(net.graph, turns=turns)
+        known, parallel = KnownKernels(graph, GraphKernels(net.graph, graph, turns=turns)), data_parallel(graph, 2)
+        known.look(parallel)
+        told = known.kernels(parallel)
+    assert sum(times for kernel, times in told.items() if kernel.operation == "Reciprocal") == (4 if turns else 2)
+
+
+def test_in_turns_weights_are_cast_once_for_all_microbatches():
+    with tf.Graph().as_default():
+        net = Builder(tf.bfloat16)
+        rows, old, new = dim("batch", 4), dim("old", 8), dim("new", 8)
+        mtf.einsum([net.input("x", [rows, old]), net.variable("w", [old, new])], mtf.Shape([rows, new]))
+        graph = export_graph(net.graph, turns=True)
+        source = GraphKernels(net.graph, graph, turns=True)
+        cast = [phase for number, chosen in enumerate(data_parallel(graph, 2))
+                for phase, kernels in source.layer(number, chosen).items()
+                if any(kernel.operation == "Cast" for kernel in kernels)]
+    assert cast == ["update"]
+
+
+def test_what_reads_a_weight_once_more_casts_it_once_more():
+    with tf.Graph().as_default():
+        net = Builder(tf.bfloat16)
+        rows, old, new = dim("batch", 4), dim("old", 8), dim("new", 8)
+        x, w = net.input("x", [rows, old]), net.variable("w", [old, new])
+        for weight in (w, mtf.ops.read_variable(w.operation)):
+            mtf.einsum([x, weight], mtf.Shape([rows, new]))
+        graph = export_graph(net.graph)
+        known, parallel = KnownKernels(graph, GraphKernels(net.graph, graph)), data_parallel(graph, 2)
+        known.look(parallel)
+        told = known.kernels(parallel)
+    assert sum(times for kernel, times in told.items() if kernel.operation == "Cast") == 4
