@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -71,7 +72,7 @@ def _fixed(entries: Sequence[str]) -> tuple[dict[str, str | None], list[tuple[st
             if equals and one and other and one != other and not set(":=") & set(one + other):
                 together.append((one, other))
                 continue
-            dim, colon, axis = part.strip().partition(":")
+            dim, colon, axis = (word.strip() for word in part.partition(":"))
             if not colon or not dim or ":" in axis:
                 raise UsageError(f"--fix={entry}: {part!r} is not dim:axis; write it as in --fix=batch:rows, or "
                                  "--fix=nx=nx_block for two dims on one axis")
@@ -79,6 +80,14 @@ def _fixed(entries: Sequence[str]) -> tuple[dict[str, str | None], list[tuple[st
                 raise UsageError(f"--fix={entry}: {dim} is fixed twice, to {fixed[dim] or 'no axis'} and to "
                                  f"{axis or 'no axis'}; a dim has one axis")
     return fixed, together
+
+
+def _files_of(graph: str) -> list[str]:
+    """The files that --graph may name: the path itself, or those of a module, wherever Python looks for it."""
+    place = graph.rpartition(":")[0]
+    module = place.replace(".", os.sep)
+    return [place, *(os.path.join(folder, module + end) for folder in ("", *sys.path)
+                     for end in (".py", f"{os.sep}__init__.py"))]
 
 
 _Number = TypeVar("_Number", int, float)
@@ -113,7 +122,7 @@ def _run(arguments: Sequence[str]) -> Layout:
         raise UsageError(f"--explain is for roofline prices; leave it out, or {instead}")
     parse_bytes(_FLAGS.memory_limit)  # before the program is built
     check_outputs({"--output": _FLAGS.output},
-                  [("--graph", (_FLAGS.graph or "").rpartition(":")[0]), ("--machine", _FLAGS.machine)],
+                  [*(("--graph", file) for file in _files_of(_FLAGS.graph or "")), ("--machine", _FLAGS.machine)],
                   may_replace=lambda path: _FLAGS.overwrite, otherwise=", or add --overwrite")
     fixed, together = _fixed(_FLAGS.fix)
     if not 0 <= _FLAGS.alternatives <= _MOST_ALTERNATIVES:

@@ -19,7 +19,7 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.exports import Exports
 from pase_mtf.layout.graph import GraphSearch
 from pase_mtf.layout.kernels import LayoutKernels, layout_kernels
-from pase_mtf.layout.layout import Layout, LayoutCost
+from pase_mtf.layout.layout import Layout, LayoutCost, gap_above
 from pase_mtf.layout.program import BuiltGraph
 from pase_mtf.layout.request import Request
 from pase_mtf.layout.search import Candidate
@@ -192,7 +192,7 @@ def find_layout_by_kernels(built: BuiltGraph, exported: ComputationGraph | None,
     best = usable[0]
     shown = {judge.effect(cost) for cost in (best, *asked)}
     others = [cost for cost in usable if judge.effect(cost) not in shown]
-    gap = max(0.0, best.seconds / min(bound, judge.still_true * one.search.bound) - 1.0)
+    gap = gap_above(min(bound, judge.still_true * one.search.bound), best.seconds)
     report = judge.report(best)
     return Layout(
         best=dataclasses.replace(best, name="best"), graph_name=request.name, devices=request.devices,

@@ -26,7 +26,7 @@ from pase_mtf.layout.by_kernels import check_program, find_layout_by_kernels, ma
 from pase_mtf.layout.capture import own_layout_of
 from pase_mtf.layout.exports import Exports
 from pase_mtf.layout.graph import GraphSearch
-from pase_mtf.layout.layout import NOT_BY_KERNELS, Layout, check_explained
+from pase_mtf.layout.layout import NOT_BY_KERNELS, Layout, check_explained, gap_above
 from pase_mtf.layout.program import BuiltGraph, Program
 from pase_mtf.layout.progress import Progress
 from pase_mtf.layout.rebuild import find_layout_of_program
@@ -49,9 +49,9 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
                 explain: Sequence[str] = ()) -> Layout:
     """Finds the mesh shape and the layout rules under which an unchanged program runs fastest.
 
-    Every factorisation of p into at most three axes competes (in every order that the machine's links tell apart), with
-    every map from dims to axes under which stock mtf.Lowering lowers the graph to the values of one device. What is
-    returned has been lowered, for its shapes.
+    Every factorisation of p into at most three axes competes (in every order that the machine's links, or a reshape,
+    tell apart), with every map from dims to axes under which stock mtf.Lowering lowers the graph to the values of one
+    device. What is returned has been lowered, for its shapes.
 
     Args:
       graph: an mtf.Graph, before it is lowered; or a function that returns one, or (graph, outputs), or comes to
@@ -117,6 +117,11 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
     deadline = math.inf if time_limit is None else time.perf_counter() + time_limit
     mesh, devices = mesh_and_devices(mesh_shape, devices)
     compared = tuple(compared_layouts(compare, devices))
+    for axis in (*(mesh.names if mesh else ()), *filter(None, (fixed or {}).values()),
+                 *(axis for shape, _ in compared for axis in shape.names)):
+        if not expressible(axis):
+            raise UsageError(f"find_layout: axis {shortened(axis)}: layout rules cannot mention this name; take one "
+                             "without spaces, commas, dots, colons and semicolons")
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(Progress(name))
         progress.say("building the graph")
@@ -167,7 +172,8 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
     one = GraphSearch(built.graph, built.outputs, request, exports=Exports(built.graph, request, exported))
     for entry in request.compare:  # a slip of the finger does not cost the answer
         one.check_given(*entry)
-    found = one.candidates(1 + request.alternatives)
+    # What is found first within a memory limit is not always proven to be the cheapest; equals stay in their order.
+    found = sorted(one.candidates(1 + request.alternatives), key=lambda entry: float(f"{entry.cost:.12g}"))
     own = None if request.own is None else one.judge_own(*request.own)
     best = searched = one.cost("best", found[0].mesh, found[0].rules) if found else None
     data_parallel = one.data_parallel()
@@ -186,7 +192,7 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
         problem = one.why_no_split()
         if problem:
             raise InfeasibleError(f"{request.name}: no dim can be split over {request.devices} devices; {problem}")
-    gap = max(0.0, best.seconds / one.search.bound - 1.0)
+    gap = gap_above(one.search.bound, best.seconds)
     return Layout(
         best=best, graph_name=request.name, devices=request.devices,
         machine_name=request.machine.name, machine_source=request.machine.source,

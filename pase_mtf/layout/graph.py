@@ -81,7 +81,7 @@ class GraphSearch:
         costs = LayoutCosts(self.exported, request.machine, self._legality)
         named = tuple(dict.fromkeys(axis for axis in request.fixed.values() if axis is not None))
         meshes = (request.mesh,) if request.mesh else mesh_shapes(
-            request.devices, request.machine, named, ordered=bool(self._legality.strides))
+            request.devices, request.machine, named, ordered=self._legality.order_tells)
         self.meshes = _meshes_for_fixed(meshes, request.fixed, self._legality)
         self._verifier = Verifier(graph, outputs, request.memo)
         self._verified: dict[Hashable, Problem | None] = {}

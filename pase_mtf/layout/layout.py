@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Collection
 
 from tabulate import tabulate
@@ -16,12 +17,24 @@ from pase_mtf.layout.space import parse_mesh_shape, parse_rules, rules_text
 from pase_mtf.strategy.kernels_text import kernels_text, untraced_text
 from pase_mtf.strategy.search_report import PricedByKernels
 
-__all__ = ["NOT_BY_KERNELS", "Layout", "LayoutCost", "LayoutReport", "check_explained"]
+__all__ = ["NOT_BY_KERNELS", "Layout", "LayoutCost", "LayoutReport", "check_explained", "gap_above"]
 
 
 NOT_BY_KERNELS = ("explain is for roofline prices: kernels are measured of few layouts; take those, and a machine with "
                   "rates")
 """Why layouts that were priced by kernels are not explained."""
+
+
+def gap_above(bound: float, seconds: float) -> float:
+    """By which fraction of a bound a layout takes more; infinite above a bound of nothing.
+
+    Args:
+      bound: seconds that no layout is below.
+      seconds: what the layout takes.
+    """
+    if seconds <= bound:
+        return 0.0
+    return seconds / bound - 1.0 if bound > 0.0 else math.inf
 
 
 def check_explained(dim: str, known: Collection[str]) -> None:

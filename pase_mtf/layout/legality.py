@@ -20,7 +20,7 @@ from pase_mtf.operations.facts import trains
 from pase_mtf.operations.flow import Ways
 from pase_mtf.operations.protocols import Dims, dims_of
 from pase_mtf.operations.registry import is_known, read_by, rule_of
-from pase_mtf.operations.stock_reshape import reshape_problem
+from pase_mtf.operations.stock_reshape import order_of_axes_tells, reshape_problem
 from pase_mtf.operations.stock_sums import PendingSum, ReducedSum
 
 __all__ = ["Problem", "StockLegality"]
@@ -226,6 +226,11 @@ class StockLegality:
     def dims(self) -> tuple[str, ...]:
         """The dims that may be split at all, in the order of the graph."""
         return tuple(name for name in self.sizes if name not in self.whole)
+
+    @property
+    def order_tells(self) -> bool:
+        """Whether a layout may be legal in one order of the mesh axes and not in another."""
+        return bool(self.strides) or any(order_of_axes_tells(old, new, self.whole) for old, new in self.reshapes)
 
     def divisor(self, name: str) -> int:
         """What every size of the dim divides by."""

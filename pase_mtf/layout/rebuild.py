@@ -18,7 +18,7 @@ from typing import NamedTuple
 from pase_mtf.compat import tf
 from pase_mtf.errors import InfeasibleError, PaseError, UsageError
 from pase_mtf.layout.graph import GraphSearch
-from pase_mtf.layout.layout import Layout, LayoutCost
+from pase_mtf.layout.layout import Layout, LayoutCost, gap_above
 from pase_mtf.layout.program import BuiltGraph, Program
 from pase_mtf.layout.request import Request
 from pase_mtf.layout.space import MeshShape, parse_mesh_shape, parse_rules, rules_text
@@ -307,7 +307,7 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
                                      "lower under it; fix the mesh shape")
     best = trials.trials[usable[0]]
     assert best.graph is not None  # it lowers there
-    gap = max(0.0, best.cost.seconds / bound - 1.0)
+    gap = gap_above(bound, best.cost.seconds)
     notes = (f"note: the graph depends on its layout; this is the best of {len(usable)} layouts whose graphs were "
              "built",) if gap > 1e-9 else ()
     unknown = [f"note: {note}" for (shape, rules), layout in zip(request.compare, compared, strict=True)

@@ -8,9 +8,9 @@ the splits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-__all__ = ["reshape_problem"]
+__all__ = ["order_of_axes_tells", "reshape_problem"]
 
 _Dims = Sequence[tuple[str, int]]
 
@@ -100,6 +100,25 @@ def reshape_problem(old: _Dims, new: _Dims, axis_of: Mapping[str, int], sizes: S
     if any(len(axes) > 1 for axes in axes_of):
         return wrong, True
     return "", bool(moving)
+
+
+def order_of_axes_tells(old: _Dims, new: _Dims, whole: Collection[str]) -> bool:
+    """Whether it may count which of two mesh axes comes first: one leaves the place of a dim that the other takes.
+
+    Args:
+      old, new: of `reshape_problem`.
+      whole: names of dims that are never split.
+    """
+    before, after = _cumprods(old), _cumprods(new)
+    names_before, names_after = ({name for name, _ in dims} for dims in (old, new))
+    moves = set()
+    for (name, size), place in zip(old, before, strict=True):
+        for (other, parts), target in zip(new, after, strict=True):
+            alike = name == other or (name not in names_after and other not in names_before)
+            if (alike and place != target and target in before and min(size, parts) > 1
+                    and name not in whole and other not in whole):
+                moves.add((place, target))
+    return any(one[1] == other[0] and one[0] != other[1] for one in moves for other in moves)
 
 
 def _text(dim: tuple[str, int]) -> str:

@@ -284,6 +284,8 @@ def depending(layout):
     (["--mesh=7", "--graph={}", "--machine=h100"], "does not divide by 7", 3),
     (["--mesh=8", "--graph={}", "extra"], "unexpected argument 'extra'", 2),
     (["--mash=8"], "mash", 2),
+    (["--mesh=8", "--graph={}", "--machine=h100", "--output=their_program.py", "--overwrite"],
+     "is read for --graph", 2),
     (["--nooverwrite=1"], "--nooverwrite=1 does not take an argument; leave it out", 2),
     ([f"--flagfile={sys.executable}"], "is no text; give a file with a flag on every line", 2),
 ])
@@ -376,3 +378,7 @@ def test_a_flag_of_the_program_that_does_not_parse_is_told(tmp_path):
                           timeout=300, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "--hidden=many" in done.stderr.splitlines()[-1]
+
+
+def test_spaces_in_what_is_fixed_are_of_no_name():
+    assert layout_command._fixed(["batch : rows; length: "]) == ({"batch": "rows", "length": None}, [])

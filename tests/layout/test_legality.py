@@ -203,3 +203,22 @@ def test_a_reshape_in_which_one_dim_makes_room_for_the_next_is_legal():
             (MESH, rules), (MeshShape((("all", 1),)), {})))
         with session(MESH.devices) as tf_session:
             assert same(tf_session.run(found), tf_session.run(want), 1e-9)
+
+
+def test_axes_compete_in_every_order_where_one_dim_makes_room_for_the_next():
+    rates = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e6)
+    flat = Machine("flat", rates, 1e9, 1e12, 1e-6, (Link(64, 1e7, 1e-7),))
+    sizes = {"ny": 6, "nz": 9, "nx": 4, "tny": 2, "part": 3, "tnz": 9, "tnx": 4, "k": 64, "m": 64}
+
+    def dims(*names):
+        return mtf.Shape([mtf.Dimension(name, sizes[name]) for name in names])
+    with tf.Graph().as_default():
+        b = Builder(tf.float64)
+        p, q, r = (b.input(name, dims(*names).dims) for name, names in (
+            ("p", ("ny", "nx", "k")), ("q", ("k", "nz")), ("r", ("tnx", "part", "m"))))
+        turned = mtf.reshape(mtf.einsum([p, q], dims("ny", "nz", "nx")), dims("tny", "part", "tnz", "tnx"))
+        outputs = [mtf.einsum([turned, r], dims("tny", "tnz", "m"))]
+        free, given = (find_layout(b.graph, 6, outputs, flat, shape, fixed=dict.fromkeys(
+            ("nz", "part", "tnx", "k", "m"))) for shape in (None, "rows:3;cols:2"))
+    assert free.seconds == pytest.approx(given.seconds)
+    assert free.mesh_shape == "rows:3;cols:2"

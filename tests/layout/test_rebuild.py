@@ -381,3 +381,17 @@ def test_graphs_that_declare_other_dims_splittable_are_other_graphs():
     found = find_layout(build_graph, 4, machine=FLAT)
     assert not found.data_parallel.problem
     assert found.layout_rules.startswith("batch:")
+
+
+@pytest.mark.parametrize("time_limit", [None, 1e-9])
+def test_a_program_that_takes_no_time_is_answered(time_limit):
+    def build_graph():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.import_tf_tensor(mesh, tf.ones([8, 8]), [mtf.Dimension("batch", 8), mtf.Dimension("width", 8)])
+        return mesh.graph, [x]
+
+    def build_for(mesh_shape="", layout=""):
+        return build_graph()
+    for build in (build_graph, build_for):
+        found = find_layout(build, 4, machine=FLAT, time_limit=time_limit)
+        assert (found.seconds, found.search["gap"], found.search["optimal"]) == (0.0, 0.0, True)

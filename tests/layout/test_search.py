@@ -384,6 +384,8 @@ def test_orders_of_axes_compete_where_links_differ():
     ({"compare": ["a:2;batch:a"]}, "compare meshes of one size"),
     ({"compare": ["a:8;batch:b"]}, "no axis 'b'"),
     ({"machine": "nothing"}, "unknown machine"),
+    ({"fixed": {"batch": "my axis"}}, "layout rules cannot mention this name"),
+    ({"mesh_shape": mtf.Shape([mtf.Dimension("my axis", 8)])}, "layout rules cannot mention this name"),
 ])
 def test_mistakes_are_told_in_one_line(arguments, message):
     with tf.Graph().as_default():
@@ -466,3 +468,16 @@ def test_devices_that_repeat_the_work_of_others_are_told(batch, told):
         useful = float(next(note for note in layout.notes if told in note).split()[1])
         assert 1.0 <= useful < 12.0
         assert f"{told} (the others repeat it or idle)" in str(layout)
+
+
+def test_what_is_found_first_is_not_preferred_to_what_costs_less(monkeypatch):
+    """Within a memory limit what is found first is not always proven to be the cheapest."""
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron(32)
+        given = {"mesh_shape": "rows:2;cols:2", "machine": FLAT}
+        proven = find_layout(graph, 4, [loss], **given)
+        monkeypatch.setattr(GraphSearch, "candidates", lambda self, most, known=GraphSearch.candidates: known(
+            self, most)[::-1])
+        found = find_layout(graph, 4, [loss], **given)
+    assert found.seconds == pytest.approx(proven.seconds)
+    assert found.seconds <= min(entry.seconds for entry in found.alternatives)
