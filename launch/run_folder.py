@@ -150,8 +150,9 @@ def names_in(folder: str) -> list[str]:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except OSError as error:
-        raise FormatError(f"{folder}: cannot be read ({error.strerror}); see to it, or name another folder") from error
+    except (OSError, ValueError) as error:  # of a name that none can have
+        why = getattr(error, "strerror", None) or error
+        raise FormatError(f"{folder}: cannot be read ({why}); see to it, or name another folder") from error
 
 
 def checkpoint_steps(folder: str) -> list[int]:

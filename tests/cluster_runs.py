@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -45,6 +46,13 @@ def free_hosts(count: int) -> list[str]:
             except (OSError, OverflowError):  # taken, or above the last
                 continue
         return [f"127.0.0.1:{port}" for port in ports[:-1]]
+
+
+def no_network() -> bool:
+    """Whether the system gives no network to whoever asks for one by hand: what is tested does not decide that."""
+    return shutil.which("unshare") is None or all(
+        subprocess.run(["unshare", *way, "ip", "link", "set", "lo", "up"], capture_output=True, check=False).returncode
+        for way in (("--net",), ("--user", "--map-current-user", "--keep-caps", "--net")))
 
 
 def processes(mark: str, what: str = "") -> list[int]:

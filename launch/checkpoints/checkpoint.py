@@ -184,6 +184,8 @@ def find_checkpoint(run_folder: str) -> CheckpointInfo:
         try:
             found = _checked(place, step)
         except FormatError as error:
+            if not os.path.isdir(place) and checkpoint_steps(folder)[:1] > [places[0][1]]:
+                return find_checkpoint(run_folder)  # a run that writes there has removed it, and has later ones
             damages.append(error)
             continue
         for damage in damages:

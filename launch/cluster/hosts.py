@@ -151,9 +151,9 @@ def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_W
                 if not arrived:
                     time.sleep(_LOOK_EVERY)
                 strangers += arrived
-                _forget_lost(came)
+                _forget_lost(came, interrupts)
                 _look_at_seconds(seconds, came, mine, tasks)
-                _let_in(strangers, came, seconds, mine, tasks)
+                _let_in(strangers, came, seconds, mine, tasks, interrupts)
             if ready is not None:
                 ready.result()
         except BaseException as error:
@@ -163,7 +163,8 @@ def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_W
                 connection.close()
             raise
         strangers += _at(door)
-    _let_in(strangers, came, seconds, mine, tasks)  # who came at the same moment, and has said already who it is
+    # Who came at the same moment, and has said already who it is.
+    _let_in(strangers, came, seconds, mine, tasks, interrupts)
     for second in seconds:
         _turn_away(second, came[second.rank], tasks)
     for connection in strangers:
@@ -178,17 +179,24 @@ def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_W
 def _at(door: socket.socket) -> list[Connection]:
     """Those who have connected since the last look."""
     found = []
-    with contextlib.suppress(BlockingIOError):
+    with contextlib.suppress(OSError):  # nobody, or more than there are files for: they wait until the silent are lost
         while True:
             found.append(Connection(door.accept()[0]))
     return found
 
 
-def _forget_lost(came: dict[int, Connection]) -> None:
+def _forget_lost(came: dict[int, Connection], interrupts: Interrupts) -> None:
+    """Takes the signals of those who have come: each is the last that one says before it goes."""
     for rank in list(came):
-        came[rank].messages()
+        _take_signals(came[rank].messages(), interrupts)
         if came[rank].lost:
             came.pop(rank).close()
+
+
+def _take_signals(messages: Sequence[Mapping[str, Any]], interrupts: Interrupts) -> None:
+    for message in messages:
+        if type(message.get("signal")) is int:
+            interrupts.take(message["signal"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,14 +217,19 @@ class _Second:
 
 
 def _let_in(strangers: list[Connection], came: dict[int, Connection], seconds: list[_Second],
-            mine: Mapping[str, object], tasks: Sequence[str]) -> None:
+            mine: Mapping[str, object], tasks: Sequence[str], interrupts: Interrupts) -> None:
     """Takes those who say who they are from the strangers: of one rank the first; others are put among the seconds.
+    A signal may have come with the first word of one, who is gone again.
 
     Raises:
       ClusterError: one was started with something else.
     """
     for connection in list(strangers):
-        hello = next(iter(connection.messages()), None)
+        said = connection.messages()
+        hello = next(iter(said), None)
+        rank = None if hello is None else hello.get("rank")
+        if type(rank) is int and 0 < rank < len(tasks) and rank not in came:
+            _take_signals(said[1:], interrupts)
         if connection.lost:
             strangers.remove(connection)
             connection.close()

@@ -218,6 +218,9 @@ def _with_restarts(plan: Plan, member: Membership, others: list[RemoteTask], int
             print("interrupted before the run was started again; nothing was written after its last checkpoint",
                   file=sys.stderr)
             return interrupts.answer()
+        # Not before all are there: where no restart comes to be, what was measured stays.
+        if options is plan.options and not options.in_place:
+            _clear_up(options, anew=True)
 
 
 def _again(plan: Plan, fault: str, which: str) -> ResolvedOptions:
@@ -318,7 +321,10 @@ def _clear_up(options: ResolvedOptions, *, anew: bool = False) -> None:
             ended = os.path.exists(files_of_run(folder)[0])  # somebody's run: a summary is the last that one writes
             if not ended and (anew or (not options.in_place and os.path.exists(metrics)
                                        and not os.path.getsize(metrics))):
-                os.rename(folder, gone)
+                try:
+                    os.rename(folder, gone)
+                except OSError:  # some file systems rename no folder that holds something
+                    shutil.rmtree(folder, ignore_errors=True)
             forget_half_written(folder)
         finally:
             lock.release()
@@ -343,11 +349,9 @@ def options_after(plan: Plan) -> ResolvedOptions:
     """
     options = plan.options
     if (options.resume == AUTO or not options.in_place) and not has_checkpoint(options.output_dir):
-        if not options.in_place:
-            _clear_up(options, anew=True)
-            if os.path.exists(files_of_run(options.output_dir)[0]):
-                raise ClusterError(f"--output_dir={options.output_dir}: a run has ended there, and summary.json tells "
-                                   "what came of it; none is begun anew")
+        if not options.in_place and os.path.exists(files_of_run(options.output_dir)[0]):
+            raise ClusterError(f"--output_dir={options.output_dir}: a run has ended there, and summary.json tells "
+                               "what came of it; none is begun anew")
         return options
     checkpoint = find_checkpoint(options.output_dir)
     return options.going_on(options.output_dir, plan.first_step + options.warmup + options.steps - checkpoint.step)

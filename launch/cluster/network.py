@@ -22,8 +22,10 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
 print("up", flush=True)
 sys.stdin.read()
 """
-_WAYS = (("--net",), ("--user", "--map-current-user", "--net"))
-"""What unshare is asked for: an administrator needs no user namespace, and others are not given a network without."""
+_WAYS = (("--net",), ("--user", "--map-current-user", "--keep-caps", "--net"),
+         ("--user", "--map-current-user", "--net"))
+"""What unshare is asked for: an administrator needs no user namespace, and others are not given a network without; nor
+may they bring its interface up where what is run there keeps no capabilities."""
 
 _WITHIN = 10.0
 

@@ -171,7 +171,7 @@ class Connection:
         if self._clock() - self._said >= SAYS_EVERY:
             self.say()
         self._push()
-        while not self.closed:
+        while not self.closed and len(self._held) <= _LONGEST:  # who sends without end is not read without end
             try:
                 read = self._wire.recv(1 << 16)
             except BlockingIOError:

@@ -428,3 +428,10 @@ def test_what_only_the_file_holds_is_not_lost(no_cache, timed_kernels, preset, t
     err = capsys.readouterr().err
     assert "mine.json: left as it is, as it holds " in err
     assert "what was measured now could be kept nowhere; choose another name" in err
+
+
+@pytest.mark.parametrize("graph", ["nonsense", "no.py:build", ""])
+def test_a_program_that_is_not_there_does_not_wait_for_compiling(cache_dir, monkeypatch, capsys, graph):
+    monkeypatch.setattr(warm, "ready", lambda tell: pytest.fail("compiles first"))
+    assert main([f"--graph={graph}"]) == 2
+    assert "--graph" in capsys.readouterr().err

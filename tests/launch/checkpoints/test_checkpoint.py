@@ -325,3 +325,19 @@ def test_bits_that_flip_after_the_check(tmp_path):
     _flip(next((tmp_path / "checkpoint" / "step-7").glob("model.data*")), 2000)
     with pytest.raises(FormatError, match="damaged"):
         restore(info, load)
+
+
+def test_those_that_a_run_removes_meanwhile_are_not_damaged(tmp_path, monkeypatch, capsys):
+    """It goes on writing while its checkpoints are looked at."""
+    folder, known, later = str(tmp_path / "checkpoint"), checkpoint._sha256, [8, 9]
+    for step in (6, 7):
+        save_checkpoint(folder, _save(), step=step, graph_hash="abc")
+
+    def slow(path):
+        steps, later[:] = later[:], []
+        for step in steps:
+            save_checkpoint(folder, _save(), step=step, graph_hash="abc")
+        return known(path)
+    monkeypatch.setattr(checkpoint, "_sha256", slow)
+    assert find_checkpoint(str(tmp_path)).step == 9
+    assert capsys.readouterr().err == ""

@@ -486,3 +486,13 @@ def test_a_signal_at_rank_0_before_the_start_is_the_exit_code_of_all(members, wo
         meet(members[0], interrupts, ready=Future())
     joining.join(10)
     assert (joining.outcome, started) == (143, [])
+
+
+def test_a_signal_at_another_rank_before_the_start_ends_all(members, worker):
+    worker("import sys; sys.stdin.read()")
+    joining, interrupts = _Joining(members[1]), Interrupts()
+    threading.Timer(1.0, lambda: joining.interrupts._asked.append(15)).start()
+    with pytest.raises(KeyboardInterrupt):
+        meet(members[0], interrupts, within=3.0, ready=Future())
+    joining.join(10)
+    assert (joining.outcome, interrupts.exit_code) == (143, 143)

@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from cluster_runs import Run, free_hosts, metrics, processes
+from cluster_runs import Run, free_hosts, metrics, no_network, processes
 
 from pase_mtf.launch.__main__ import main
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
@@ -20,6 +20,7 @@ def _network():
     """Where the system gives none, a line says so in every run (docs/cluster.md), and nothing keeps others out."""
     with own_network() as network:
         if network is None:
+            assert no_network(), "the system gives one, and none was made"
             pytest.skip("this system gives no network namespaces")
 
 

@@ -1,13 +1,14 @@
 """Processes in a network of their own reach each other, and nobody else reaches them; and hosts whose link is cut."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
 
 import pytest
-from cluster_runs import Run, metrics
+from cluster_runs import Run, metrics, no_network
 
 from benchmarks import namespaces
 from pase_mtf.launch.__main__ import main
@@ -22,6 +23,7 @@ _CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.a
 def test_only_those_inside_are_reached():
     with own_network() as network:
         if network is None:
+            assert no_network(), "the system gives one, and none was made"
             pytest.skip("this system gives no network namespaces")
         server = subprocess.Popen(network.inside([sys.executable, "-I", "-c", _SERVE]), stdout=subprocess.PIPE)
         try:
@@ -86,3 +88,12 @@ def test_two_hosts_whose_link_is_cut(preset, tmp_path):
     assert "[rank 1] error: rank 0" in other_err
     losses = metrics(runs[0].folder, "data_parallel")
     assert {step: losses[step] for step in range(40)} == pytest.approx(metrics(alone, "data_parallel"), rel=1e-4)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_who_is_no_administrator_may_bring_its_interface_up():
+    found = subprocess.run(["unshare", *networks._WAYS[1], "grep", "CapEff", "/proc/self/status"], user=65534,
+                           group=65534, extra_groups=[], capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip("this system gives others no namespaces")
+    assert int(found.stdout.split()[1], 16) >> 12 & 1  # CAP_NET_ADMIN

@@ -81,3 +81,35 @@ def test_a_run_that_has_told_what_came_of_it_is_not_begun_anew(tmp_path):
     with pytest.raises(ClusterError, match="a run has ended there"):
         launcher.options_after(SimpleNamespace(options=options, first_step=0))
     assert (folder / "summary.json").exists()
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_folder_that_cannot_be_renamed_goes_all_the_same(tmp_path, monkeypatch, anew):
+    folder = tmp_path / "run"
+    with RunFiles(str(folder)) as files:
+        files.keep()
+
+    def refuses(*_):
+        raise OSError(39, "Directory not empty")
+    monkeypatch.setattr(launcher.os, "rename", refuses)
+    launcher._clear_up(SimpleNamespace(output_dir=str(folder), in_place=False), anew=anew)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_was_measured_stays_where_no_restart_comes_to_be(monkeypatch, tmp_path):
+    """The host of rank 1 is gone for good, and there is no checkpoint yet."""
+    folder = tmp_path / "run"
+    with RunFiles(str(folder)) as files:
+        files.keep()
+    (folder / "metrics.jsonl").write_text("{}\n")
+    options = SimpleNamespace(output_dir=str(folder), in_place=False, resume=None, max_restarts=1)
+    plan = SimpleNamespace(options=options, asked=options, first_step=0)
+
+    def nobody(member, interrupts, ready):
+        ready.result(10)
+        raise ClusterError("no launcher of rank 1 came")
+    monkeypatch.setattr(launcher, "_attempt", lambda *_, **__: Outcome(7, Fault(1, "closed its connection")))
+    monkeypatch.setattr(launcher, "meet", nobody)
+    with pytest.raises(ClusterError, match="no launcher of rank 1 came"):
+        launcher._with_restarts(plan, Membership(("a:1", "b:1"), 0, 2, "cpu"), [], Interrupts(), None)
+    assert (folder / "metrics.jsonl").read_text() == "{}\n"

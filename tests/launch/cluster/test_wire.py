@@ -1,13 +1,20 @@
 """Messages between launchers: whole, in order, and never from nobody."""
 
+import errno
 import json
 import socket
+import threading
+import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
+from cluster_runs import free_hosts
 
 from pase_mtf.errors import UsageError
-from pase_mtf.launch.cluster import wire
+from pase_mtf.interrupts import Interrupts
+from pase_mtf.launch.cluster import hosts, wire
+from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.wire import Connection, control_address
 
 
@@ -73,3 +80,44 @@ def test_a_launcher_whose_host_has_several_addresses_listens_at_all(monkeypatch,
     wire.listen(("alpha", 7), from_elsewhere=True)
     assert made == [(("", 7), socket.AF_INET6)]
     assert "alpha is 10.0.0.5 and fd00::5: its launcher listens on all interfaces" in capfd.readouterr().err
+
+
+def test_one_who_sends_without_end_is_not_read_without_end():
+    given = []
+
+    def recv(size):
+        given.append(size)
+        assert sum(given) < 1 << 23, "it is read for ever"
+        return b"x" * size
+    connection = Connection(SimpleNamespace(setblocking=lambda _: None, getpeername=lambda: ("10.0.0.5", 1), send=len,
+                                            recv=recv))
+    assert connection.messages() == []
+    assert connection.closed
+
+
+def test_more_peers_than_there_are_files_for_wait():
+    def accept():
+        raise OSError(errno.EMFILE, "Too many open files")
+    assert hosts._at(SimpleNamespace(accept=accept)) == []
+
+
+def test_a_signal_that_comes_with_the_first_word_ends_all():
+    tasks, interrupts = tuple(free_hosts(2)), Interrupts()
+    here, there = (Membership(tasks, rank, 2, "cpu") for rank in range(2))
+
+    def come_and_go():
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            try:
+                connection = Connection(wire.connect(control_address(tasks), timeout=2.0))
+            except OSError:
+                time.sleep(0.02)
+                continue
+            connection.say(rank=1, passport=hosts._passport(there))
+            connection.say(signal=15, wish=1)
+            connection.close()
+            return
+    threading.Thread(target=come_and_go, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        hosts.meet(here, interrupts, within=3.0, ready=Future())
+    assert interrupts.exit_code == 143
