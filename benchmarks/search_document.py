@@ -335,7 +335,8 @@ def document(results: dict[str, Rows]) -> str:
               for section, rows in results.items() if section != "facts" for row in rows.values()
               if "facts" in row or "commit" in row]
     sections = [f"# Searches measured\n\n{facts_text(places)}. Reproduce with `python -m benchmarks.search` "
-                "(`pip install '.[launch,benchmark,toulbar2]'` first); the numbers are in [`search.json`](search.json)."
+                "(`pip install '.[cpu,launch,benchmark,toulbar2]'` first); the numbers are in "
+                "[`search.json`](search.json)."
                 + (f" {here['note']}" if here.get("note") else "")]
     sizes = ", ".join(f"{model}: preset {preset}, batch {batch}" for model, (preset, batch) in LAUNCHER.items())
     sections.append(f"The launcher's graphs are its training steps in the paper's sizes ({sizes}), optimizer included, "

@@ -148,7 +148,7 @@ def document(results: dict[str, Any]) -> str:
     limit, earlier, of_models = results["limit"], results.get("facts"), results.get(MODELS, {})
     everything = [*results["solvers"].values(), *of_models.values(), *results["budgets"]]
     parts = [f"# Solvers side by side\n\n{facts_text(of_rows(everything, earlier))}. Reproduce with "
-             "`python -m benchmarks.search_solvers` (`pip install '.[launch,benchmark,toulbar2,auto_mtf]'` first)."]
+             "`python -m benchmarks.search_solvers` (`pip install '.[cpu,launch,benchmark,toulbar2,auto_mtf]'` first)."]
     if results["solvers"]:
         table, told = _table(results["solvers"], limit)
         parts.append(
