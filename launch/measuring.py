@@ -232,6 +232,7 @@ def _measure(request: Request, plans: Sequence[Plan], meters: dict[int, KernelMe
     # It loads numba.
     from pase_mtf.strategy.by_kernels import Telling, prices_by_kernels
     from pase_mtf.strategy.warm import ready
+    builders = [(text, _builder(text)) for text in request.graphs]  # what is mistyped does not wait for that
     ready(Telling())  # or the seconds of a first run were over before anything is measured
     end = time.monotonic() + request.seconds
     share = end
@@ -240,7 +241,6 @@ def _measure(request: Request, plans: Sequence[Plan], meters: dict[int, KernelMe
         return max(0.0, share - time.monotonic())
 
     total, number, whole = len(request.meshes) * (len(request.models) + len(request.graphs)), 0, True
-    builders = [(text, _builder(text)) for text in request.graphs]
     for mesh in request.meshes:
         programs: list[tuple[str, _Export]] = [(plan.options.model, _exporter(plan)) for plan in plans
                                                if plan.options.mesh == mesh.text]

@@ -198,3 +198,9 @@ def test_make_with_another_python_makes_the_environment_anew(repository, tmp_pat
     said = subprocess.run(["make", "--no-print-directory", "--dry-run", "environment", f"PYTHON={python}",
                            "TENSORFLOW=cpu"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
     assert ("removing .venv, which has Python 3.11" in said) == anew
+
+
+def test_whoever_installs_the_launcher_gets_a_tensorflow(repository):
+    for path in (repository / "README.md", *(repository / "docs").glob("*.md")):
+        for extras in re.findall(r"pip install '\.\[([^\]]*launch[^\]]*)\]'", path.read_text(encoding="utf-8")):
+            assert {"cpu", "gpu"} & set(extras.split(",")), (path, extras)

@@ -42,12 +42,13 @@ def run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
     own = learning_rate_of(config.optimizer, load_config(flags.model, flags.preset))
     if flags.data is not None:  # what is wrong with it does not wait for TensorFlow
         check_data(flags.data, config)
-    data = open_data(flags.data, models.get(flags.model), config, 1, 0)
     settings = Settings(
-        flags.model, sizes, data.describe(), flags.examples, flags.held_out, flags.target,
+        flags.model, sizes, "", flags.examples, flags.held_out, flags.target,
         flags.learning_rate or own or 0.0,  # what has none is refused
         flags.rate_batch or config.batch, flags.rule, flags.warmup, flags.cap, flags.piece)
     settings.check()
+    data = open_data(flags.data, models.get(flags.model), config, 1, 0)
+    settings = dataclasses.replace(settings, data=data.describe())
     file = RunFile(flags.output, settings)
     todo = [(batch, seed) for batch in flags.batches for seed in flags.seeds if (batch, seed) not in file.rows]
     if todo:

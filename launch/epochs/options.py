@@ -24,7 +24,9 @@ def _positive(kind: Callable[[str], _T]) -> Callable[[str], _T]:
             value = kind(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-        if not 0 < value < math.inf:
+        if value == math.inf:
+            raise argparse.ArgumentTypeError(f"{text} has no end; give a number")
+        if not value > 0:
             raise argparse.ArgumentTypeError(f"{text} is not above 0")
         if kind is int and value > MOST:
             raise argparse.ArgumentTypeError(f"{shortened(text)} is above {MOST}")

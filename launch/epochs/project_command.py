@@ -115,6 +115,7 @@ def _steps(flags: argparse.Namespace) -> StepTimes:
 def _predicted(flags: argparse.Namespace) -> StepTimes:
     config = load_config(flags.model, flags.preset)  # a mistyped name does not wait for a measurement
     machine = load_machine(flags.machine, max(flags.devices))
+    machine.check_devices(max(flags.devices))  # before those of fewer are priced
     from pase_mtf.epochs.predict import predict_steps  # loads numba
     mixes = [(number // ways, ways) for number in flags.devices for ways in {1, *flags.ways} if number % ways == 0]
     with tqdm(total=len(mixes), desc="pricing", file=sys.stderr, disable=None) as bar:

@@ -78,7 +78,7 @@ def _measured(folder: str, summary: Summary, worker_batch: int) -> tuple[tuple[i
         raise UsageError(f"--run={folder}: it ended with {summary['status']!r}; leave it out")
     batch, devices = summary["batch"], summary["devices"]
     workers = batch // worker_batch
-    if batch % worker_batch or devices % max(workers, 1):
+    if workers < 1 or batch % worker_batch or devices % workers:
         raise UsageError(f"--run={folder}: a batch of {batch} on {devices} devices is not that of workers with "
                          f"{worker_batch} examples each; give --worker_batch, or leave the run out")
     ways = devices // workers

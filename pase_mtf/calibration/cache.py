@@ -17,10 +17,11 @@ from typing import cast
 import filelock
 import platformdirs
 
-from pase_mtf.errors import FormatError, UsageError, nearest
+from pase_mtf.errors import FormatError, UsageError, nearest, shortened
 from pase_mtf.machine.kernel_times import Circumstances
 from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import (
+    MAX_DEVICES,
     Devices,
     cores,
     gpu_names,
@@ -50,6 +51,9 @@ def check_request(devices: int, kind: str) -> None:
         raise UsageError(f"{devices} devices: at least one is needed")
     if kind not in BACKENDS:
         raise UsageError(f"unknown kind of device {kind!r}; {nearest(kind, BACKENDS)}")
+    if kind == "cpu" and devices > MAX_DEVICES:  # a slip of the finger
+        raise UsageError(f"{shortened(devices)} devices: at most {MAX_DEVICES} virtual ones can be driven; take fewer, "
+                         "or name a data sheet, such as h100")
 
 
 _BUILDS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-rocm", "tensorflow-macos")

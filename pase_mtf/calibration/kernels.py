@@ -161,11 +161,12 @@ class KernelTimer:
                                   self._best.get(probe, seconds)) for probe, seconds in probed.items()), default=1.0)
 
     def _batches(self, kernels: Iterable[Kernel]) -> Iterator[Sequence[Kernel]]:
-        most = min(_BATCH_BYTES, (available_bytes() or 4 * _BATCH_BYTES) // 4)
+        room = (available_bytes() or 4 * _BATCH_BYTES) // 4
+        most = min(_BATCH_BYTES, room)
         fitting = list[Kernel]()
         for kernel in kernels:
             nbytes = self._held_bytes(kernel)
-            if nbytes > 2 * most:
+            if nbytes > max(2 * most, room):  # one alone may take what is there
                 self.failed[kernel] = f"it takes {nbytes / 1e9:.1f} GB on {self._devices.count} devices"
             else:
                 fitting.append(kernel)

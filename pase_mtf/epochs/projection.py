@@ -124,8 +124,8 @@ class Point:
     def hybrid(self) -> bool | None:
         """Whether a mix of several devices to a worker is ahead of data parallelism alone.
 
-        None where that is not known: a mix that reaches the target is preferred to one that does not, though that may
-        be done first.
+        None where that is not known: of several devices no mix but that is known, or a mix that reaches the target is
+        preferred to one that does not, though that may be done first.
         """
         alone = self.data_parallel
         if alone is not None and self.devices > 1 and len(self.mixes) == 1:

@@ -71,8 +71,8 @@ def summary_lines(projection: Projection, examples: int | None = None) -> list[s
     lines = []
     if (start := projection.hybrid_from) is not None:
         lines.append(f"hybrid is ahead of data parallelism alone from {start} devices on")
-    elif projection.decided:
-        lines.append(f"hybrid is not ahead of data parallelism alone on {projection.decided[-1].devices} devices")
+    elif several := [point.devices for point in projection.decided if point.devices > 1]:  # one has no hybrid
+        lines.append(f"hybrid is not ahead of data parallelism alone on {several[-1]} devices")
     alone, best, gain = projection.best_alone, projection.best_of_all, projection.gain_at_scale
     if alone and best and best.best and gain:
         end = " (as far as is known: more devices might do better)" if projection.alone_still_gains else ""

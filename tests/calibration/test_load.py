@@ -216,3 +216,9 @@ def test_machines_are_measured_again_where_kernels_are_timed_in_another_way(cach
     before = cache.cache_path(2)
     monkeypatch.setattr(cache, "KERNEL_VERSION", cache.KERNEL_VERSION + 1)
     assert cache.cache_path(2) != before
+
+
+def test_more_devices_than_can_be_driven_are_not_measured(calls):
+    with pytest.raises(UsageError, match="at most 1024 virtual"):
+        load_machine("local", 10 ** 6)
+    assert calls == []

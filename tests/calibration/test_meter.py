@@ -350,7 +350,7 @@ def test_what_is_saved_is_all_that_counts(cache_dir, timed, monkeypatch, again):
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("processor_name", "another processor"), ("cores", 64.0), ("operation_threads", 7), ("memory_bytes", 1 << 40),
+    ("processor_name", "another processor"), ("cores", 4097.0), ("operation_threads", 4097), ("memory_bytes", 1 << 60),
     ("tensorflow_version", "0.0"), ("tensorflow_build", "tensorflow-rocm")])
 def test_what_kernel_times_depend_on(cache_dir, monkeypatch, name, value):
     before = kernels_path(4), cache_path(4)
@@ -380,6 +380,7 @@ def test_a_busy_machine_and_a_damaged_file_are_said(cache_dir, timed, monkeypatc
     append_times(kernels_path(4), {ADD: Timing(1e-3)})
     with open(kernels_path(4), "a", encoding="utf-8") as file:
         file.write("{")
+    monkeypatch.setattr(metering.os, "cpu_count", lambda: 8)
     monkeypatch.setattr(metering.os, "getloadavg", lambda: (100.0, 0.0, 0.0))
     meter = KernelMeter(4)
     meter.start()

@@ -157,6 +157,7 @@ class _Busy:
 def test_what_kernels_wait_for_others_is_told_of_a_busy_machine(monkeypatch, waiting):
     """Everything takes ten times as long, while the work of the cores stays what it is. Prices grow by no more than
     steps wait."""
+    monkeypatch.setattr(timing, "cores", lambda: 2.0)  # however many this machine has
     monkeypatch.setattr(timing, "_dispatches", {})
     monkeypatch.setattr(timing.tf, "Session", _Busy)
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: _Busy.wall))

@@ -406,3 +406,10 @@ def test_of_two_that_add_at_once_both_stay(tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert sorted(RunFile(path, _SETTINGS).rows) == [(8, 0), (8, 1)]
+
+
+@pytest.mark.parametrize(("flag", "says"), [("--rule=cubic", "cubic"), ("--warmup=-1", "warmup=-1.0")])
+def test_settings_that_make_no_sense_do_not_wait_for_tensorflow(preset, tmp_path, monkeypatch, capsys, flag, says):
+    monkeypatch.setattr(measure_command.models, "get", lambda name: pytest.fail("TensorFlow was asked for"))
+    assert _measure(preset, tmp_path / "curve.csv", flag) == 2
+    assert says in capsys.readouterr().err

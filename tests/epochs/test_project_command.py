@@ -1,5 +1,6 @@
 """`python -m pase_mtf.epochs`: wrong inputs end in one line and an exit code; a prediction from end to end."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -158,3 +159,11 @@ def test_what_was_found_is_printed_though_it_cannot_be_written(curve, tmp_path, 
     assert "16 examples to a worker" in out
     assert "No space left on device" in err
     assert err.count("\n") == 1
+
+
+def test_a_machine_of_fewer_devices_is_told_before_anything_is_priced(curve, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(project_command, "graph_exporter", lambda *_: pytest.fail("prices the smaller ones"))
+    machine = Machine.load("h100")
+    dataclasses.replace(machine, links=machine.links[:1]).save(tmp_path / "mine.json")
+    assert main(["project", f"--curve={curve}", "--model=alexnet", f"--machine={tmp_path}/mine.json"]) == 2
+    assert "64 devices: machine 'h100' links at most 8" in capsys.readouterr().err

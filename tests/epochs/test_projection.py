@@ -258,3 +258,8 @@ def test_where_no_hybrid_is_known_it_is_not_known_to_be_behind():
     every = project_training(curve, _steps(), range(4, 9), [1, 2])  # two devices to a worker: of 5 and 7 there are none
     assert [point.hybrid for point in every.points] == [True, None, True, None, True]
     assert every.hybrid_from == 4
+
+
+def test_where_no_hybrid_is_known_at_all_none_is_said_to_be_behind():
+    steps = StepTimes(32, {(workers, 1): 0.1 for workers in (1, 2, 4)})
+    assert "hybrid is" not in projection_text(project_training(_curve(), steps, [1, 2, 4], [1, 2]))

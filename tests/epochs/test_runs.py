@@ -97,3 +97,8 @@ def test_runs_that_tell_no_step(run, tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps({}))
     with pytest.raises(FormatError):
         steps_of_runs([str(tmp_path)], 8)
+
+
+def test_a_batch_of_nothing_is_told(run):
+    with pytest.raises(UsageError, match="batch of 0 on 2 devices"):
+        steps_of_runs([run("nothing", 0, 2, search=1.0)], 8)
