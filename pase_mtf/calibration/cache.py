@@ -95,7 +95,7 @@ def fingerprint(devices: int, kind: str = "cpu", over: Devices | None = None) ->
             **({PROCESSES: list(over.hosts)} if over else {})}
 
 
-KERNEL_VERSION = 9
+KERNEL_VERSION = 10
 """Of the way of timing kernels; times of another version are not read."""
 
 

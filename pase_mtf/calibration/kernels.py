@@ -16,7 +16,9 @@ and what making them takes by itself is taken off: sending them stays a part of 
 Of what a kernel of a training step reads and overwrites, some lies in the caches, as it was just made, and some does
 not: weights, what the backward pass reads again, memory that was freed long ago. So every kernel is timed twice: in
 runs that follow each other, which find all of it there, and in runs that follow one of every other kernel of the
-session; the mean of both counts. Of a kernel that reads what one like it has just read (`Kernel.again`) several are run
+session; the mean of both counts. And in a step every device runs a kernel once, and then another: only those of some
+microseconds are repeated in a run, for the sake of the clock. Eight runs of one in a row found code and weights in the
+caches (up to a third too short). Of a kernel that reads what one like it has just read (`Kernel.again`) several are run
 in a row, whatever they take: all but the first find it in the caches.
 
 Whoever else uses the host makes everything slower for a while, never faster. So all kernels of a session are looked at
@@ -50,6 +52,7 @@ _LEAST_RUNS, _MOST_RUNS = 2, 30  # in a pass, one after the other
 _ROUNDS = 2  # of a pass, of all kernels of a session in turn
 _SECONDS = 0.01  # of such runs of a kernel in a pass, where their times differ by more
 _RUN_SECONDS = 4e-3  # of one run, where the kernel takes about as long as expected
+_RUN_SECONDS_ON_CORES = 2.5e-4  # and where devices share cores: what is longer is run once on each, as in a step
 _RUN_SECONDS_OVER_PROCESSES = 2e-2
 _REPEATS = 8  # at most, of a kernel on every device: making a node takes longer than running it
 _MOST_RUN_SECONDS = 0.1  # of one run of a kernel that is repeated for what it reads again
@@ -337,7 +340,7 @@ class _Bench:
     def _repeats(self, kernel: Kernel) -> int:
         """How often a kernel is emitted on every device: more often where it takes little. GPUs differ by orders of
         magnitude in what they take: there it follows what is known of the speed of those at hand."""
-        least, seconds = (2, _MOST_RUN_SECONDS) if kernel.again else (1, _RUN_SECONDS)
+        least, seconds = (2, _MOST_RUN_SECONDS) if kernel.again else (1, _RUN_SECONDS_ON_CORES)
         if not self._shared and self._expected is not None:
             return int(np.clip(_RUN_SECONDS / max(self._expected(kernel), _LEAST_SECONDS), least, _REPEATS_ALONE))
         expected = kernel.flops / 2e10 + kernel.nbytes / 5e9 + 3e-6
