@@ -340,7 +340,8 @@ class _Bench:
     def _repeats(self, kernel: Kernel) -> int:
         """How often a kernel is emitted on every device: more often where it takes little. GPUs differ by orders of
         magnitude in what they take: there it follows what is known of the speed of those at hand."""
-        least, seconds = (2, _MOST_RUN_SECONDS) if kernel.again else (1, _RUN_SECONDS_ON_CORES)
+        long = _RUN_SECONDS_ON_CORES if self._shared else _RUN_SECONDS
+        least, seconds = (2, _MOST_RUN_SECONDS) if kernel.again else (1, long)
         if not self._shared and self._expected is not None:
             return int(np.clip(_RUN_SECONDS / max(self._expected(kernel), _LEAST_SECONDS), least, _REPEATS_ALONE))
         expected = kernel.flops / 2e10 + kernel.nbytes / 5e9 + 3e-6

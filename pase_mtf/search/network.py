@@ -160,8 +160,9 @@ class CostNetwork:
           UsageError: the file cannot be written.
         """
         memory = None if self.memory is None else np.concatenate([np.zeros(0), *self.memory])
-        if memory is not None and not (memory.shape == self.arrays.unary.shape
-                                       and ((memory >= 0) & (memory < math.inf)).all()):
+        if self.memory is not None and memory is not None and not (
+                [np.shape(entry) for entry in self.memory] == [vector.shape for vector in self.vectors]
+                and ((memory >= 0) & (memory < math.inf)).all()):
             raise UsageError("memory that no file holds; give finite bytes of at least 0, one per configuration")
         write_atomically(path, network_bytes(self.arrays, self.kinds, memory))
 

@@ -208,3 +208,19 @@ def test_what_reads_text_is_not_timed():
         found.update(batch)
     assert set(found) == {ADD}
     assert set(timer.failed) == {text}
+
+
+def test_gpus_of_which_nothing_is_known_repeat_what_takes_them_microseconds():
+    """It is devices that share cores whose caches a run of several finds full."""
+    kernel = next(kernel for kernel in REFERENCES if kernel.operation == "Sum")
+    assert timing._Bench(Devices.first(1, "gpu"), False, {})._repeats(kernel) == timing._REPEATS
+
+
+def test_what_takes_devices_that_share_cores_long_stands_once_on_each(monkeypatch):
+    """As in a step; what takes microseconds is repeated, for the sake of the clock."""
+    monkeypatch.setattr(timing, "cores", lambda: 2.0)
+    bench = timing._Bench(Devices.first(8, "cpu"), True, {})
+    small, large = (Kernel("Mul", (Block("float32", (size,)),) * 2, (Block("float32", (size,)),))
+                    for size in (64, 1 << 20))
+    assert bench._repeats(small) == timing._REPEATS
+    assert bench._repeats(large) == 1

@@ -356,3 +356,11 @@ def test_memory_that_could_not_be_read_is_not_saved(given, tmp_path):
     with pytest.raises(UsageError, match="memory"):
         network.save(tmp_path / "network.npz")
     assert not any(tmp_path.iterdir())
+
+
+def test_memory_of_other_layers_is_not_saved(tmp_path):
+    network = CostNetwork([[1.0, 2.0], [1.0, 2.0, 3.0]], [])
+    network.memory = (np.array([9.0, 8.0, 7.0]), np.array([1.0, 2.0]))  # of layers in another order
+    with pytest.raises(UsageError, match="memory"):
+        network.save(tmp_path / "network.npz")
+    assert not any(tmp_path.iterdir())
