@@ -178,11 +178,11 @@ class _Exporter:
         self._repeats = self._found_again(turns)
         self._lifetimes = lifetimes(facts, phases, flow, readers, turns)
 
-    def _found_again(self, turns: bool) -> dict[int, OperationFacts]:
-        """The operations that do the same to the same tensors as one before them in their layer, each with that (the
-        gradient of x * x makes dy * x twice): TensorFlow runs the first for both (`lowering.equal_nodes`). In turns
-        what the backward pass does waits for the forward pass, and is not what that has done (`lowering.turns`)."""
-        seen, found = dict[Hashable, OperationFacts](), dict[int, OperationFacts]()
+    def _found_again(self, turns: bool) -> frozenset[int]:
+        """The operations that do the same to the same tensors as one before them in their layer (the gradient of
+        x * x makes dy * x twice): TensorFlow runs the first for both (`lowering.equal_nodes`). In turns what the
+        backward pass does waits for the forward pass, and is not what that has done (`lowering.turns`)."""
+        seen, found = dict[Hashable, OperationFacts](), set[int]()
         same = dict[tuple[int, mtf.Tensor], mtf.Tensor]()  # (layer, tensor) -> the one that was made before it
         for fact in self._facts:
             rule = fact.rule
@@ -196,11 +196,11 @@ class _Exporter:
                    tuple([same.get((group, tensor), tensor) for tensor in reads]))
             first = seen.setdefault(key, fact)
             if first is not fact:
-                found[fact.index] = first
+                found.add(fact.index)
                 if not any(map(self._sums.due.get, (*fact.outputs, *first.outputs))):  # else each is summed by itself
                     same.update({(group, tensor): made for tensor, made in zip(
                         fact.outputs, first.outputs, strict=True)})
-        return found
+        return frozenset(found)
 
     def _taken_by_one_edge(self) -> frozenset[mtf.Tensor]:
         """Those of the pending sums that nobody reads but one other layer, as often as they are made: one operation of
