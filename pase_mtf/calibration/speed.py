@@ -102,5 +102,5 @@ def speed_note(ratios: Iterable[float]) -> str:
     if abs(median - 1.0) <= _TOLD:
         return ""
     return (f"while steps were timed this machine took {median:.2f} times as long as prices say for what these steps "
-            f"run most ({low:.2f} to {high:.2f}, looks: {len(found)}); steps differ as much from what is predicted")
+            f"run most ({low:.2f} to {high:.2f}, looks: {len(found)}); steps may differ as much from what is predicted")
 
