@@ -90,6 +90,7 @@ def _drawn_once(forward: mtf.Operation, lowering: Lowering, made: Sequence[LaidO
 
 
 def _lower_once(operation: mtf.Operation, lowering: Lowering) -> None:
+    """Lowers a function of slices; what is drawn at random is the same on all devices that hold the same block."""
     _lower(operation, lowering)
     made = [lowering.stored(output) for output in operation.outputs]
     for output, laid_out in zip(operation.outputs, _drawn_once(operation, lowering, made), strict=True):

@@ -299,17 +299,21 @@ def test_no_more_is_sent_than_priced_where_layers_are_split_otherwise(name, devi
         assert found.received <= 1.001 * found.priced
 
 
+def _first_and_others(first, others):
+    """A strategy that splits one dim of the layer that reads the inputs, and another of all others."""
+    def choose(graph, devices):
+        return [crossing.split(first if "inputs" in layer.dims else others)(graph, devices)[number]
+                for number, layer in enumerate(graph.layers)]
+    return choose
+
+
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_names_of_one_tensor_are_moved_once(devices):
     def program(mesh):
         y = mtf.tanh(_product(_inputs(mesh, "batch", "inputs"), "weights", "batch", "hidden"))
         return [mtf.reduce_mean(mtf.tanh(mtf.einsum([y, mtf.stop_gradient(y)], [DIMS["batch"]])))], []
 
-    def choose(graph, devices):
-        return [crossing.split("batch" if "inputs" in layer.dims else "hidden")(graph, devices)[number]
-                for number, layer in enumerate(graph.layers)]
-
-    found = crossing.under_strategy(program, devices, choose)
+    found = crossing.under_strategy(program, devices, _first_and_others("batch", "hidden"))
     assert found.priced == pytest.approx(found.received, rel=0.01)
     assert found.received > 0
 
@@ -320,11 +324,7 @@ def test_a_sum_that_trains_nothing_before_it_is_scattered_all_the_same(devices):
         y = mtf.stop_gradient(_product(_inputs(mesh, "batch", "inputs"), "weights", "batch", "hidden"))
         return [mtf.reduce_mean(mtf.tanh(_product(y, "more", "batch", "other")))], []
 
-    def choose(graph, devices):
-        return [crossing.split("inputs" if "inputs" in layer.dims else "batch")(graph, devices)[number]
-                for number, layer in enumerate(graph.layers)]
-
-    found = crossing.under_strategy(program, devices, choose)
+    found = crossing.under_strategy(program, devices, _first_and_others("inputs", "batch"))
     assert found.priced == pytest.approx(found.received, rel=0.01)
     assert found.received > 0
 

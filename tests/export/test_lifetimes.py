@@ -148,15 +148,20 @@ def test_gradients_without_elements_are_exported():
         assert export_graph(graph).layers
 
 
+def _inputs_and_weights(kept):
+    """A graph with inputs, and weights that are kept in a type; a step computes in bfloat16."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16], tf.bfloat16), mtf.Shape([B, D]))
+    return graph, x, mtf.get_variable(mesh, "w", mtf.Shape([D, V]), mtf.VariableDType(kept, kept, tf.bfloat16),
+                                      initializer=tf.zeros_initializer())
+
+
 def test_what_a_value_is_converted_to_for_its_variable_is_there():
     """A gradient in bfloat16 is cast on its way to weights in float32."""
     def assigned(kept):
         with tf.Graph().as_default():
-            graph = mtf.Graph()
-            mesh = mtf.Mesh(graph, "mesh")
-            x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16], tf.bfloat16), mtf.Shape([B, D]))
-            w = mtf.get_variable(mesh, "w", mtf.Shape([D, V]), mtf.VariableDType(kept, kept, tf.bfloat16),
-                                 initializer=tf.zeros_initializer())
+            graph, x, w = _inputs_and_weights(kept)
             gradients = mtf.gradients([mtf.reduce_sum(mtf.einsum([x, w], output_shape=[B, V]))], [w])
             mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, graph.trainable_variables)
             found, = (one for layer in export_graph(graph).layers for one in layer.operations if one.type == "Assign")
@@ -186,11 +191,7 @@ def test_a_sum_of_its_own_is_there_though_its_parts_were_made_before():
 def test_what_reads_a_weight_once_more_holds_what_it_casts():
     def held(kept):
         with tf.Graph().as_default():
-            graph = mtf.Graph()
-            mesh = mtf.Mesh(graph, "mesh")
-            x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16], tf.bfloat16), mtf.Shape([B, D]))
-            w = mtf.get_variable(mesh, "w", mtf.Shape([D, V]), mtf.VariableDType(kept, kept, tf.bfloat16),
-                                 initializer=tf.zeros_initializer())
+            graph, x, w = _inputs_and_weights(kept)
             for weight in (w, mtf.read_variable(w.operation)):
                 mtf.einsum([x, weight], output_shape=[B, V])
             found, = (one for layer in export_graph(graph).layers for one in layer.operations
