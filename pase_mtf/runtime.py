@@ -10,57 +10,27 @@ import dataclasses
 import glob
 import itertools
 import os
-import pathlib
 import platform
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pase_mtf.errors import UsageError, nearest
+from pase_mtf.host import PROC, control_groups, read
 
 if TYPE_CHECKING:
     from pase_mtf.compat import tf
 
-__all__ = ["JOB", "MAX_DEVICES", "Devices", "available_bytes", "choose_devices", "cores", "describe_host", "gpu_bytes",
-           "gpu_names", "memory_bytes", "operation_threads", "processor_name", "runnable_cores", "session_config",
-           "thread_seconds", "unfolding_threads", "uses_onednn"]
+__all__ = ["JOB", "MAX_DEVICES", "Devices", "choose_devices", "cores", "describe_host", "gpu_bytes", "gpu_names",
+           "operation_threads", "processor_name", "runnable_cores", "session_config", "thread_seconds",
+           "unfolding_threads", "uses_onednn"]
 
 JOB = "worker"
 """What TensorFlow calls the processes of a run over several of them; each is a task of this job."""
 
 # Far beyond what one process can drive; it keeps a slip of the finger from building a graph for a million devices.
 MAX_DEVICES = 1024
-
-_PROC = pathlib.Path("/proc")
-_CONTROL_GROUPS = pathlib.Path("/sys/fs/cgroup")
-
-
-def _read(path: pathlib.Path) -> str:
-    """The text of a file of the kernel; empty where there is none."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _control_groups(controller: str) -> Iterator[pathlib.Path]:
-    """Folders of the control groups that this process is in, of version 2 and of a controller of version 1.
-
-    Each group's limit holds for all groups within it, so the folders go from the process's own group up to the root. In
-    a container the kernel may tell a path of the host, which is not there; the container's group is the root.
-    """
-    paths = {"": "", controller: ""}
-    for line in _read(_PROC / "self" / "cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        for name in controllers.split(","):  # none: version 2
-            if name in paths:
-                paths[name] = path.strip("/")
-    for name, path in paths.items():
-        inner = pathlib.PurePosixPath(path)
-        for folder in (inner, *inner.parents):
-            yield _CONTROL_GROUPS / name / folder
 
 
 def runnable_cores() -> int:
@@ -71,9 +41,9 @@ def runnable_cores() -> int:
 def cores() -> float:
     """Cores this process may keep busy: those of the machine, or fewer by its affinity or its control groups' quota."""
     number = float(runnable_cores())
-    for folder in _control_groups("cpu"):
-        quota, _, period = (_read(folder / "cpu.max")
-                            or f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
+    for folder in control_groups("cpu"):
+        quota, _, period = (read(folder / "cpu.max")
+                            or f"{read(folder / 'cpu.cfs_quota_us')} {read(folder / 'cpu.cfs_period_us')}"
                             ).partition(" ")
         if quota.isdigit() and period.isdigit() and int(period):  # else "max" or -1: no quota
             number = min(number, int(quota) / int(period))
@@ -92,7 +62,7 @@ def thread_seconds() -> dict[int, float]:
     """
     found = dict[int, float]()
     try:
-        for entry in os.listdir(_PROC / "self" / "task"):
+        for entry in os.listdir(PROC / "self" / "task"):
             thread = int(entry)
             with contextlib.suppress(OSError):  # it has ended
                 found[thread] = time.clock_gettime((~thread << 3) | _CLOCK_OF_THREAD)
@@ -131,7 +101,7 @@ def processor_name() -> str:
 def _processor() -> tuple[str, frozenset[str]]:
     """The name of the first processor, empty where there is none, and the kernel's words for what it can."""
     said: dict[str, str] = {}
-    for line in _read(_PROC / "cpuinfo").splitlines():
+    for line in read(PROC / "cpuinfo").splitlines():
         field, _, value = line.partition(":")
         said.setdefault(field.strip().lower(), value.strip())
     return said.get("model name", ""), frozenset(f"{said.get('flags', '')} {said.get('features', '')}".split())
@@ -154,30 +124,6 @@ def describe_host() -> str:
     """The processor and how many cores this process may use, as in "Xeon Gold 6130 (2 cores)"."""
     number = cores()
     return f"{processor_name()} ({number:.3g} core{'s' * (number != 1)})"
-
-
-def memory_bytes() -> int:
-    """Memory this process can have at most, in bytes: that of the computer, or less by its control groups."""
-    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for folder in _control_groups("memory"):
-        limits = (_read(folder / "memory.max"), _read(folder / "memory.limit_in_bytes"))
-        most = min([most, *map(int, filter(str.isdigit, limits))])  # else "max" or -1: no limit
-    return most
-
-
-def available_bytes() -> int | None:
-    """Memory this process can still get, in bytes, by the kernel and by its control groups; None if unknown."""
-    found = [int(line.split()[1]) * 1024
-             for line in _read(_PROC / "meminfo").splitlines() if line.startswith("MemAvailable")]
-    for folder in _control_groups("memory"):
-        for limit, used, cached in (("memory.max", "memory.current", "inactive_file"),
-                                    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")):
-            most, now = _read(folder / limit), _read(folder / used)
-            if most.isdigit() and now.isdigit():  # else "max" or -1: no limit
-                # Pages of files that were read count as used, and go as soon as memory is wanted.
-                stat = re.search(rf"^{cached} (\d+)$", _read(folder / "memory.stat"), re.MULTILINE)
-                found.append(int(most) - max(0, int(now) - (int(stat[1]) if stat else 0)))
-    return max(0, min(found)) if found else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,11 +9,11 @@ import types
 
 import pytest
 
-from pase_mtf import runtime
+from pase_mtf import host, runtime
 from pase_mtf.errors import UsageError
+from pase_mtf.host import available_bytes, memory_bytes
 from pase_mtf.runtime import (
     Devices,
-    available_bytes,
     choose_devices,
     cores,
     describe_host,
@@ -32,8 +32,8 @@ def kernel(monkeypatch, tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
 
-    monkeypatch.setattr(runtime, "_PROC", tmp_path / "proc")
-    monkeypatch.setattr(runtime, "_CONTROL_GROUPS", tmp_path / "cgroup")
+    for module, name, folder in ((host, "PROC", "proc"), (runtime, "PROC", "proc"), (host, "CONTROL_GROUPS", "cgroup")):
+        monkeypatch.setattr(module, name, tmp_path / folder)
     monkeypatch.setattr(runtime.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     write({"proc/cpuinfo": "processor : 0\nmodel name\t: Abacus 7\nprocessor : 1\nmodel name\t: Abacus 8\n",
            "proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n"})
@@ -126,13 +126,13 @@ def test_available_bytes(kernel, files, expected):
     ({"proc/self/cgroup": "4:memory:/jobs/this", "cgroup/memory/jobs/this/memory.limit_in_bytes": "7000",
       "cgroup/memory/jobs/memory.limit_in_bytes": "6000"}, 6000)])
 def test_memory_is_that_of_the_control_groups_where_these_have_less(kernel, monkeypatch, files, expected):
-    monkeypatch.setattr(runtime.os, "sysconf", {"SC_PAGE_SIZE": 1024, "SC_PHYS_PAGES": 9000}.__getitem__)
+    monkeypatch.setattr(host.os, "sysconf", {"SC_PAGE_SIZE": 1024, "SC_PHYS_PAGES": 9000}.__getitem__)
     kernel(files)
-    assert runtime.memory_bytes() == expected
+    assert memory_bytes() == expected
 
 
 def test_nothing_is_known_of_the_memory(kernel, monkeypatch, tmp_path):
-    monkeypatch.setattr(runtime, "_PROC", tmp_path / "nowhere")
+    monkeypatch.setattr(host, "PROC", tmp_path / "nowhere")
     assert available_bytes() is None
 
 

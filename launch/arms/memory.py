@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pase_mtf.compat import tf
 from pase_mtf.errors import OutOfMemoryError
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.host import available_bytes
 from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.plan import Plan
 from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.pipeline import Pipeline
-from pase_mtf.runtime import JOB, available_bytes
+from pase_mtf.runtime import JOB
 
 __all__ = ["MEMORY_METHOD", "check_memory", "master_bytes", "peak_bytes_per_device", "short_device",
            "variable_bytes_per_device"]

@@ -18,6 +18,7 @@ import filelock
 import platformdirs
 
 from pase_mtf.errors import FormatError, UsageError, nearest, shortened
+from pase_mtf.host import memory_bytes
 from pase_mtf.machine.kernel_times import Circumstances
 from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import (
@@ -25,7 +26,6 @@ from pase_mtf.runtime import (
     Devices,
     cores,
     gpu_names,
-    memory_bytes,
     operation_threads,
     processor_name,
     uses_onednn,

@@ -20,9 +20,10 @@ from pase_mtf.calibration.kernels import KernelTimer
 from pase_mtf.calibration.links import between_processes, measure_links
 from pase_mtf.compat import tf
 from pase_mtf.errors import PaseError, UsageError
+from pase_mtf.host import memory_bytes
 from pase_mtf.machine.kernels import Block, Kernel, Timing, sum_kernel
 from pase_mtf.machine.machine import KINDS, LOCAL, Link, Machine
-from pase_mtf.runtime import Devices, gpu_bytes, memory_bytes, unfolding_threads
+from pase_mtf.runtime import Devices, gpu_bytes, unfolding_threads
 
 __all__ = ["calibrate", "calibrate_processes", "machine_of_samples", "samples"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Sequence
 
 from pase_mtf.arguments import as_float
 from pase_mtf.errors import InfeasibleError, UsageError, shortened
+from pase_mtf.host import available_bytes, memory_bytes
 from pase_mtf.search.elimination import eliminate
 from pase_mtf.search.elimination_plan import Plan, plan_elimination
 from pase_mtf.search.network import CostNetwork
@@ -44,18 +44,6 @@ def generate_sequence(layers: int, edges: Sequence[tuple[int, int]]) -> list[int
     return sequence
 
 
-def _free_memory() -> int:
-    """Bytes that can be had without swapping."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
 def solve_by_plan(network: CostNetwork, packed: Packed, plan: Plan, name: str, memory: float | None = None) -> Solution:
     """The dynamic program over the tables of a plan.
 
@@ -69,7 +57,8 @@ def solve_by_plan(network: CostNetwork, packed: Packed, plan: Plan, name: str, m
       UsageError, InfeasibleError: as `search_pase`.
     """
     start = time.perf_counter()
-    free = _free_memory() if memory is None else as_float(memory)
+    known = available_bytes() if memory is None else as_float(memory)
+    free = memory_bytes() / 2 if known is None else known
     if not free >= 0:
         raise UsageError(f"{name}: memory of {shortened(memory)}; give a number of bytes for the tables")
     needed = plan.entries * _BYTES_PER_ENTRY
