@@ -81,7 +81,8 @@ class Budget:
 
     def less(self, held: float) -> Budget:
         """What is left while so many more bytes are held."""
-        return dataclasses.replace(self, memory=self.memory - held, held=self.held + held)
+        left = math.inf if self.memory == math.inf else self.memory - held  # a part of it is infinite as well
+        return dataclasses.replace(self, memory=left, held=self.held + held)
 
     def until(self, deadline: float) -> Budget:
         """The same memory, and the time until then."""

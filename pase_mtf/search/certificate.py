@@ -54,6 +54,8 @@ _MOST_ENTRIES = 1 << 25
 # Entries of the tables of what is left open: 2 GiB.
 _MOST_LEFT = 1 << 28
 _MOST_ROUNDS = 30
+# Entries of tables that further rounds may read, which are needed where edges forbid one configuration after another.
+_MOST_READ = 1 << 31
 # Bytes of the parts that wait to be proven.
 _MOST_WAITING = 1 << 31
 # Configurations per layer from where on it may minimise over the remainder without leaving out all it can; or else once
@@ -219,7 +221,10 @@ def _prove(network: CheckedNetwork, certificate: Certificate, active: np.ndarray
     given = _given(network, certificate.potentials)
     theta = reparametrised(flat, given)
     near, beyond, reduced = np.empty(len(given)), np.zeros(len(given)), np.empty(len(theta))
-    most_rounds = max(_MOST_ROUNDS, len(flat.first))  # what edges forbid reaches one layer more in each
+    # What edges forbid reaches one layer more in each; where layers form a ring, it may go around for every
+    # configuration.
+    entries = max(1, int(flat.counts.prod(axis=0).sum()))
+    most_rounds = max(_MOST_ROUNDS, len(flat.first), min(len(flat.unary), _MOST_READ // entries))
     for rounds in range(1 + most_rounds):
         least = at_layers(flat, theta, active, reduced, near)
         least_only = rounds == 0 and certificate.alone is True

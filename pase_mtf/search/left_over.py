@@ -55,6 +55,8 @@ def _leave_out(p: Packed, messages: np.ndarray, messages_at: np.ndarray, limit: 
             return False
         rows, columns = p.extents[0, e], p.extents[1, e]
         edge, least = p.values[p.matrix[e]:p.matrix[e] + rows * columns], np.inf
+        # A vertex beyond counts once, whatever edges lead to it: those between the same two come one after another.
+        again = e > 0 and p.ends[0, e] == p.ends[0, e - 1] and p.ends[1, e] == p.ends[1, e - 1]
         # The edge alone; then both ends, with the vertex beyond.
         for turn in range(3):
             side, beyond = max(turn - 1, 0), min(turn, 1)
@@ -66,7 +68,7 @@ def _leave_out(p: Packed, messages: np.ndarray, messages_at: np.ndarray, limit: 
             for k in range(p.first[u + 1] - p.first[u]):
                 if active[p.first[u] + k]:
                     c = p.classes[p.classes_at[other, e] + k]
-                    have[c] = max(have[c], messages[theirs + c] - beyond * theta[p.first[u] + k])
+                    have[c] = max(have[c], messages[theirs + c] - (0.0 if again else beyond * theta[p.first[u] + k]))
             pull(edge, have, get, side == 0)
             for k in range(p.first[v + 1] - p.first[v]):
                 c = p.classes[p.classes_at[side, e] + k]

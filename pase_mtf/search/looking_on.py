@@ -24,8 +24,9 @@ from pase_mtf.search.rounding import rounding
 
 __all__ = ["ROUNDING", "LookingOn", "Memory", "Within", "above", "unproven"]
 
-ROUNDING = 1e-9
-"""Of sums of bytes, relative: what exceeds a limit by no more keeps it."""
+ROUNDING = 1e-12
+"""Of sums of bytes, relative: what exceeds a limit by no more keeps it. Of a terabyte it is one byte: of what devices
+hold, no whole one."""
 
 _TOLERANCE = 1e-10
 """Of costs, relative, with what bytes are charged: an optimum is known to this (as within the limit of one sum)."""

@@ -123,7 +123,8 @@ def search_mcmc(network: CostNetwork, *, time_limit: float | None = None, progre
       UsageError: an argument out of range.
       InfeasibleError: no finite assignment was met.
     """
-    start, budget = time.perf_counter(), Budget.of(time_limit)
+    # No limit of memory is an option of this search, so none refuses a network.
+    start, budget = time.perf_counter(), Budget.of(time_limit, math.inf)
     for name, value, least in (("seed", seed, 0), ("proposals", 1 if proposals is None else proposals, 1)):
         if not (isinstance(value, (int, np.integer)) and value >= least):
             raise UsageError(f"mcmc: {name} of {shortened(value)}; give a whole number, {least} or more")

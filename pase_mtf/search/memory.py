@@ -135,7 +135,7 @@ class _Search:
         self.best: _Point | None = None
         self.points: deque[_Point] = deque(maxlen=_MOST_POINTS)  # the last that were met
         self.solves, self.nodes, self.doubt = 0, 0, doubt
-        self.multiplier = 0.0
+        self.multiplier, self.left_out, self.narrowed = 0.0, math.inf, False
 
     def point(self, choice: np.ndarray) -> _Point:
         used = self.whole[self.packed.first[:-1] + choice].tolist()
@@ -185,6 +185,10 @@ class _Search:
         _repair(self.packed, self.memory, self.limit, choice, seconds_now() + self.budget.seconds)
         for candidate in (point, self.point(choice)):
             if candidate.memory <= self.limit and candidate.cost < (self.best.cost if self.best else math.inf):
+                # What was left out while that was the best may cost as little as this; at the first node nothing is
+                # until configurations are ruled out.
+                if self.best and (self.nodes > 1 or self.narrowed):
+                    self.left_out = min(self.left_out, self.best.cost - self.target)
                 self.best = candidate
 
     def within_gap(self, bound: float) -> bool:
@@ -294,8 +298,10 @@ class _Search:
             if root:
                 self.multiplier = multiplier
             if self.progress is not None:
-                self.progress(time.perf_counter() - self.start, self.best.cost if self.best else math.inf,
-                              min(bound, heap[0].bound if heap else math.inf))
+                cost = self.best.cost if self.best else math.inf
+                # Where nothing better is left the best is its own bound; as `minimise_within` tells it in the end.
+                self.progress(time.perf_counter() - self.start, cost,
+                              min(bound, heap[0].bound if heap else math.inf, self.left_out, cost))
             pruned = bound == math.inf or (self.best is not None and bound >= self.best.cost - self.target)
             if pruned and not heap:
                 break
@@ -317,6 +323,7 @@ class _Search:
                         return others, False
                 else:
                     active = active & (base - multiplier * self.limit + extra < self.best.cost - self.target)
+                    self.narrowed = True
                 if not np.logical_or.reduceat(active, packed.first[:-1]).all():
                     continue
             if np.count_nonzero(active) == packed.vertices:  # one assignment is left
@@ -478,6 +485,8 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
         bound, proven = search.run()
         best = search.best
         assert best is not None  # the lightest assignment fits
+        # By what larger parts of a best before left undecided, more may have been left out than this one costs.
+        bound, proven = min(bound, search.left_out), proven and search.left_out >= best.cost - search.target
         assignment = tuple(best.choice.tolist())
         statistics |= {"multiplier": search.multiplier, "nodes": search.nodes, "solves": search.solves}
     used = math.fsum(entry[choice] for entry, choice in zip(memory, assignment, strict=True))

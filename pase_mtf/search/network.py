@@ -159,11 +159,12 @@ class CostNetwork:
         Raises:
           UsageError: the file cannot be written.
         """
-        memory = None if self.memory is None else np.concatenate([np.zeros(0), *self.memory])
-        if self.memory is not None and memory is not None and not (
-                [np.shape(entry) for entry in self.memory] == [vector.shape for vector in self.vectors]
-                and ((memory >= 0) & (memory < math.inf)).all()):
-            raise UsageError("memory that no file holds; give finite bytes of at least 0, one per configuration")
+        memory = None
+        if self.memory is not None:
+            fits = [np.shape(entry) for entry in self.memory] == [vector.shape for vector in self.vectors]
+            memory = np.concatenate([np.zeros(0), *self.memory]) if fits else None
+            if memory is None or not ((memory >= 0) & (memory < math.inf)).all():
+                raise UsageError("memory that no file holds; give finite bytes of at least 0, one per configuration")
         write_atomically(path, network_bytes(self.arrays, self.kinds, memory))
 
     @classmethod

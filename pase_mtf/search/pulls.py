@@ -219,7 +219,9 @@ def step_of(p: Packed, gap: float = math.inf) -> float:
     else:
         coarse = 2.0 ** math.floor(math.log2(step)) if step > _LEAST_STEP else 0.0
     fine = max(_TOLD_APART * gap / _MOST_STEPS, coarse / _FINEST)
-    return min(coarse, 2.0 ** math.floor(math.log2(fine))) if _LEAST_STEP < fine < math.inf else coarse
+    step = min(coarse, 2.0 ** math.floor(math.log2(fine))) if _LEAST_STEP < fine < math.inf else coarse
+    # What is more steps below 0 than a float64 holds cannot be counted.
+    return step if step > 0.0 and p.least / step > -math.inf else 0.0
 
 
 def in_steps(p: Packed, step: float, room: float = math.inf) -> Steps:

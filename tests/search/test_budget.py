@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import sys
 import time
 
@@ -354,3 +355,9 @@ def test_brute_force_looks_at_the_clock_however_many_layers_there_are():
     found = solve(network, "brute_force", time_limit=1e-9)
     assert not found.optimal
     assert found.statistics["assignments"] < 1 << 12  # 65,536 before
+
+
+def test_a_part_of_memory_without_limit_leaves_as_much():
+    whole = Budget(memory=math.inf)
+    assert whole.less(0.5 * whole.memory).memory == math.inf
+    assert Budget(memory=100.0).less(30.0).less(20.0).memory == 50.0

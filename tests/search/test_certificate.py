@@ -283,3 +283,20 @@ def test_costs_so_small_that_no_sum_is_rounded(costs):
     assert check_certificate(network, solution) == 0.0
     with pytest.raises(CertificateError):
         check_certificate(network, dataclasses.replace(solution, assignment=(1,), cost=costs[1]))
+
+
+def test_what_edges_forbid_goes_around_a_ring_many_times():
+    """All but the first configuration of every layer is ruled out, but only one after another."""
+    layers, size = 8, 31
+    every, others = np.arange(size), np.full((size, size), np.inf)
+    others[0, 0] = 0.0
+    same, after = others.copy(), others.copy()
+    same[every, every] = 0.0
+    after[every[2:], every[1:-1]] = 0.0  # of the first layer, and of the last
+    others[1:, 1:] = 0.0
+    network = CostNetwork([np.where(every == 0, 100.0, 0.0)] * layers, [
+        NetworkEdge(u, v, same if v == u + 1 else after if v - u == layers - 1 else others, every, every)
+        for u in range(layers) for v in range(u + 1, layers)])
+    solution = solve(network)
+    assert (solution.cost, solution.optimal) == (800.0, True)
+    assert check_certificate(network, solution) == 0.0

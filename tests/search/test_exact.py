@@ -422,3 +422,14 @@ def test_progress_tells_no_bound_above_what_was_left_out():
     search._left_out = -19.0
     search._report(3.2)
     assert told[0][2] == -19.0
+
+
+def test_costs_too_far_below_zero_to_be_counted_in_steps():
+    """Steps as fine as what layers cost: matrices were more of them below 0 than a float64 holds."""
+    every, matrix = np.arange(1024), np.random.default_rng(0).uniform(-1e290, 1e290, (1024, 1024))
+    network = CostNetwork([np.full(1024, 1e-20)] * 2, [NetworkEdge(0, 1, matrix, every, every)])
+    p = pack(network.normalized())
+    assert step_of(p) == step_of(p, 1e-15) == 0.0
+    solution = solve(network)
+    assert solution.optimal
+    assert solution.assignment == tuple(map(int, np.unravel_index(matrix.argmin(), matrix.shape)))

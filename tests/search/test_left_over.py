@@ -12,6 +12,7 @@ from pase_mtf.search import certificate, certify, check_certificate, solve
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.left_over import left_over
 from pase_mtf.search.messages import message_passes
+from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import Potentials, pack, reduce
 from pase_mtf.search.pass_state import PassState
 from pase_mtf.search.pulls import EXACTLY
@@ -68,3 +69,17 @@ def test_what_is_left_is_what_the_checker_finds(seed, monkeypatch):
         monkeypatch.setattr(module, "_MOST_LARGE_SUMS", 0)
     network = benchmark_network("grid", "noise", 9, 5, seed)
     check_certificate(network, solve(network))
+
+
+def test_a_vertex_beyond_parallel_edges_counts_once():
+    """Edges between the same two layers that are not summed, as their sum would be larger than both."""
+    every, costs = np.arange(128), np.full(128, 6.0)
+    costs[0] = 0.0
+    one, other = 1e-3 * np.arange(64.0).reshape(8, 8), 1e-4 * np.arange(256.0).reshape(16, 16)
+    one[0, 0] += 10.0
+    other[0, 0] += 10.0
+    p = pack(CostNetwork([costs, np.zeros(128)], [
+        NetworkEdge(0, 1, one, every // 16, every // 16),
+        NetworkEdge(0, 1, other, every % 16, every % 16)]).normalized())
+    assert len(p.matrix) == 2
+    assert (left_over(p, Potentials.none(p), 9.0, 3) >= _in_cheap_ones(p, 9.0)).all()

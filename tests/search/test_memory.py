@@ -350,3 +350,63 @@ def test_a_frontier_of_a_network_that_is_not_valid():
     network = CostNetwork([[0.0, 0.0]] * 2, [NetworkEdge(0, 1, [[0.0]], [0, 1], [0, 1])])
     with pytest.raises(UsageError, match="class"):
         frontier.frontier(network, [np.array([1.0, 0.0])] * 2, 2)
+
+
+def test_what_a_best_of_cancelling_parts_left_out_is_not_proven(monkeypatch):
+    """Nodes are left out by a margin of 1e-10 of the parts of the best so far, which may be more than all that a later
+    best costs: 5 is in the one that is left out while 10 is the best."""
+    every, apart = np.arange(3), np.where(np.eye(3) > 0, 0.0, np.inf)
+    network = CostNetwork([np.array([1e11, 5.0, 9.0]), np.array([10 - 1e11, 0.0, 0.0])],
+                          [NetworkEdge(0, 1, apart, every, every)])
+
+    def dual(self, active, multiplier, rounds):  # bounds that hold, and what is met on the way
+        if active[:3].all():
+            return -30.0, 0.0
+        if active[1]:
+            return 4.0, 0.0
+        self.consider(self.point(np.array([2, 2])))
+        return 9.0, 0.0
+    monkeypatch.setattr(memory._Search, "dual", dual)
+    monkeypatch.setattr(memory, "reduced_costs", lambda packed, budget: (-np.inf, np.zeros(6)))
+    found = memory.minimise_within(network, [np.array([0.0, 1.0, 2.0]), np.zeros(3)], 2.0)
+    assert found.cost == 9.0
+    assert not found.optimal
+    assert found.lower_bound <= 5.0
+
+
+def test_what_was_the_best_before_anything_was_left_out_spoils_no_proof(monkeypatch):
+    """The lightest has parts that cancel, and the first node meets what is cheaper and proves it."""
+    every, apart = np.arange(3), np.where(np.eye(3) > 0, 0.0, np.inf)
+    network = CostNetwork([np.array([1e11, 5.0, 9.0]), np.array([10 - 1e11, 0.0, 0.0])],
+                          [NetworkEdge(0, 1, apart, every, every)])
+
+    def dual(self, active, multiplier, rounds):
+        self.consider(self.point(np.array([1, 1])))
+        return 5.0, 0.0
+    monkeypatch.setattr(memory._Search, "dual", dual)
+    found = memory.minimise_within(network, [np.array([0.0, 1.0, 2.0]), np.zeros(3)], 2.0)
+    assert (found.cost, found.optimal, found.lower_bound) == (5.0, True, 5.0)
+
+
+def test_progress_tells_no_bound_above_the_best():
+    """A part in which nothing fits has none below infinity."""
+    told, network = [], CostNetwork([np.array([0.0, 2.5]), np.array([0.0, 5.5])], [])
+    found = solve(network, memory=[np.array([6.0, 0.0]), np.array([5.0, 0.0])], memory_limit=6.0,
+                  progress=lambda *known: told.append(known))
+    assert (found.cost, found.optimal) == (2.5, True)
+    assert told
+    assert all(bound <= cost for _, cost, bound in told)
+
+
+def test_what_the_first_node_ruled_out_is_not_proven(monkeypatch):
+    """By the margin of the best so far, 20, all but one are ruled out at once: also what costs 5, of a bound of -5."""
+    every, apart = np.arange(3), np.where(np.eye(3) > 0, 0.0, np.inf)
+    network = CostNetwork([np.array([1e11, 5.0, 9.0]), np.array([10 - 1e11, 0.0, 0.0])],
+                          [NetworkEdge(0, 1, apart, every, every)])
+    monkeypatch.setattr(memory._Search, "dual", lambda self, active, multiplier, rounds: (-30.0, 0.0))
+    monkeypatch.setattr(memory, "reduced_costs", lambda packed, budget: (
+        0.0, np.array([0.0, -5.0, -30.0, 0.0, -5.0, -30.0])))
+    found = memory.minimise_within(network, [np.array([0.0, 1.0, 2.0]), np.zeros(3)], 2.0)
+    assert found.cost == 9.0
+    assert not found.optimal
+    assert found.lower_bound <= 5.0

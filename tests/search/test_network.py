@@ -364,3 +364,19 @@ def test_memory_of_other_layers_is_not_saved(tmp_path):
     with pytest.raises(UsageError, match="memory"):
         network.save(tmp_path / "network.npz")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [(1.0,), (np.array([[1.0, 2.0]]),)])
+def test_memory_that_is_no_vector_per_layer_is_not_saved(given, tmp_path):
+    network = CostNetwork([[1.0, 2.0]], [])
+    network.memory = given
+    with pytest.raises(UsageError, match="memory that no file holds"):
+        network.save(tmp_path / "network.npz")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("costs", [["1", "2"], [b"1", b"2"]])
+def test_words_of_digits_are_no_costs(costs):
+    for vectors, edges in (([costs], []), ([[1.0, 2.0]], [NetworkEdge(0, 0, [costs, costs], [0, 1], [0, 1])])):
+        with pytest.raises(UsageError, match="give arrays of numbers"):
+            CostNetwork(vectors, edges)

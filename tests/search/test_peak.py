@@ -252,3 +252,9 @@ def test_an_order_of_costs_that_cancel_proves_nothing():
     found = minimise_within_peak(network, lambda key: sums, lambda choice: (3.0 if any(choice) else 10.0, 0), 5.0,
                                  certificate=False)
     assert (found.assignment, found.cost, found.optimal) == ((3, 3, 3), -3.0, True)
+
+
+def test_a_byte_above_the_limit_is_no_rounding():
+    network, sums = CostNetwork([[0.0, 1.0]], []), {1: [np.array([2e9, 1e9])]}
+    assert minimise_within_peak(network, sums.get, _peak_of(sums), 2e9).assignment == (0,)
+    assert minimise_within_peak(network, sums.get, _peak_of(sums), 2e9 - 1).assignment == (1,)

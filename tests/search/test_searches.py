@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from random_networks import random_network
 
+from pase_mtf import host
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.search import Solution, methods, pase, register, registry, solve
 from pase_mtf.search.network import CostNetwork, NetworkEdge
@@ -266,3 +267,27 @@ def test_progress_bar_appears_after_a_second(capsys, monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)  # a machine on which no search takes any time
     solve(network, progress=True)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("place", ["cgroup", "cgroup/jobs"])
+def test_tables_that_do_not_fit_a_container_are_refused(place, tmp_path, monkeypatch):
+    """The computer has more, but the kernel ends a process whose control group has not."""
+    for name, path in (("PROC", "proc"), ("CONTROL_GROUPS", "cgroup")):
+        monkeypatch.setattr(host, name, tmp_path / path)
+    for name, text in (("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n"),
+                       ("proc/self/cgroup", "0::/jobs/this\n"), (f"{place}/memory.current", "1500\n"),
+                       (f"{place}/memory.stat", "anon 1000\ninactive_file 500\n"), (f"{place}/memory.max", "1100\n")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match="tables of 10 entries"):
+        solve(_small(), "pase")
+    (tmp_path / place / "memory.max").write_text("max\n")
+    assert solve(_small(), "pase").optimal
+
+
+def test_mcmc_has_no_limit_of_memory_that_nobody_can_raise(monkeypatch):
+    budgets, normalized = [], CostNetwork.normalized
+    monkeypatch.setattr(CostNetwork, "normalized", lambda network, **options: (
+        budgets.append(options["budget"]), normalized(network, **options))[1])
+    solve(CostNetwork.load(INSTANCES / "alexnet_8.npz"), "mcmc", proposals=10)
+    assert [budget.memory for budget in budgets] == [math.inf]
