@@ -13,7 +13,7 @@ from pase_mtf.cost.compute import PARTS, sum_seconds
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import PHASES, OperationSignature, counted, layer_signature, waiting_bytes
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions
-from pase_mtf.graph.computation_graph import Edge, Layer
+from pase_mtf.graph.computation_graph import ADDED, Edge, Layer
 from pase_mtf.graph.partition import groups
 
 __all__ = ["LayerStages", "Stage", "Stages", "first_operations", "gradient_seconds", "nodes_by_phase"]
@@ -57,11 +57,12 @@ class LayerStages:
 
 def first_operations(layer: Layer) -> tuple[int, ...]:
     """Per phase, where in the graph the layer's operations of that phase begin; without any, where those of the next
-    phase do."""
+    phase do. What adds up the gradients of microbatches stands nowhere in it."""
     found = []
+    program = [operation for operation in layer.operations if operation.index != ADDED]
     for number, _ in enumerate(PHASES):
-        later = [operation.index for operation in layer.operations if operation.phase in PHASES[number:]]
-        found.append(min(later, default=layer.operations[-1].index if layer.operations else 0))
+        later = [operation.index for operation in program if operation.phase in PHASES[number:]]
+        found.append(min(later, default=program[-1].index if program else 0))
     return tuple(found)
 
 

@@ -68,8 +68,9 @@ class Step:
         self._priced, self._graph, self._machine = priced, priced.graph, priced.machine
         self._stages = Stages(priced, gradients=gradients)
         self._streams = np.array([self._stream(device) for device in range(priced.devices)])
-        # Where operations have no numbers of their own, a gradient goes from later layers to earlier ones.
-        self._positions = [[(first, -number if phase == "backward" else number)
+        # The forward pass goes from layer to layer: weights may be made long before what reads them. Where operations
+        # have no numbers of their own, a gradient goes from later layers to earlier ones.
+        self._positions = [[(0 if phase == "forward" else first, -number if phase == "backward" else number)
                             for phase, first in zip(PHASES, first_operations(layer), strict=True)]
                            for number, layer in enumerate(priced.graph.layers)]
         self._layers: dict[tuple[int, int], Slot] = {}
@@ -218,7 +219,7 @@ class Step:
             waiting = self._stages.waiting(edge) * nbytes / max(1, math.prod(edge.shape) * edge.itemsize)
             seconds = edge.trips * float(allreduce_seconds(
                 nbytes, group_sizes(table, range(len(parts)), self._machine), table.devices, self._machine,
-                waiting=waiting if source == target else 0.0)[0])
+                waiting=waiting if source == target else 0.0, itemsize=edge.itemsize)[0])
             for group in groups(len(source.devices), parts):
                 tasks.reduce(_SUM, group, seconds, self._ports_of_group(group))
             exchanges = [on_the_way]

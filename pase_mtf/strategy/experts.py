@@ -237,6 +237,8 @@ def start_by_hand(graph: ComputationGraph, devices: int, name: str,
     try:
         return by_hand(graph, devices, name, mesh)
     except InfeasibleError:
+        if mesh is not None:  # one that is named is taken as it is: fewer devices are no help
+            raise
         write = functools.partial(by_hand, name=name)
         return by_hand(graph, most_devices(write, graph, devices), name)
 

@@ -15,7 +15,7 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.search import Solution, methods, solve
-from pase_mtf.search.budget import Budget
+from pase_mtf.search.budget import SEARCH_MEMORY, Budget
 from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels
 from pase_mtf.strategy.choosing import gap_above, simpler
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
@@ -110,6 +110,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
         from pase_mtf.export.exporter import export_graph
         graph = export_graph(graph, sharded_updates=sharded_updates)
     machine = load_machine(machine, devices)
+    machine.check_devices(devices)  # before all meshes of so many are tried
     if method in BY_HAND:
         return evaluate_strategy(graph, by_hand(graph, devices, method, mesh), devices, machine, name=method)
     if not graph.layers:
@@ -179,7 +180,7 @@ def _solved(priced: PricedNetwork, method: str, memory_limit: float | None, simu
     if method != "exact":
         return solve(priced.network, method, **options), {}
     options.setdefault("certificate", False)  # as slow as the search itself; ask for it to have it checked
-    budget = Budget.of(options.get("time_limit"))
+    budget = Budget.of(options.get("time_limit"), options.get("search_memory", SEARCH_MEMORY))
     solution = solve_within(priced, memory_limit, options, known=known)
     most = worth_simulating(priced) if simulate is None else simulate
     if not most:

@@ -129,6 +129,8 @@ class MeasuredPrices:
           InfeasibleError: no strategy satisfies the constraints.
         """
         self._begin_with = known
+        if memory_limit == math.inf:  # none: by that `again` looks for what was proven
+            memory_limit = None
         if not self._graph.layers:
             raise InfeasibleError(f"{self._graph.name}: the graph has no layers; build the model before searching")
         begin = time.perf_counter()
@@ -169,7 +171,7 @@ class MeasuredPrices:
             "method": "exact",
             "useful_devices": useful_devices(self._graph, best),
             "suggested_devices": fuller_devices(self._graph, self._meter.devices, best)})
-        if memory_limit is not None:
+        if memory_limit is not None and math.isfinite(memory_limit):
             found.search["memory_limit"] = memory_limit
         if simple_within > 0.0:
             found = simpler(found, priced, memory_limit, simple_within)
@@ -475,8 +477,12 @@ class MeasuredPrices:
     def _solve(self, priced: PricedNetwork, memory_limit: float | None, end: float) -> Solution:
         self._last = priced
         left = max(end - time.perf_counter(), _SEARCH_SECONDS)
-        return solve_within(priced, memory_limit, {"certificate": False, "time_limit": min(left, 1e6)},
-                            known=self._begin_with, patience=_SECONDS_WITHIN)
+        found = solve_within(priced, memory_limit, {"certificate": False, "time_limit": min(left, 1e6)},
+                             known=self._begin_with, patience=_SECONDS_WITHIN)
+        if memory_limit is not None and self._begin_with is None:
+            # It keeps the limit whatever the prices: later searches, which may have less time, find that at least.
+            self._begin_with = self._configurations(found)
+        return found
 
     def _configurations(self, solution: Solution) -> tuple[Configuration, ...]:
         return tuple(choices[index] for choices, index in zip(

@@ -171,9 +171,9 @@ class _Judge:
     def add_cheapest(self, most: int) -> None:
         """Simulates so many of the cheapest, and data parallelism."""
         if most > 1:
-            with contextlib.suppress(InfeasibleError):  # none in time; one is at hand
+            with contextlib.suppress(InfeasibleError, UsageError):  # none in time, or in the memory; one is at hand
                 # Half of the time, for what comes after it.
-                found = solve(self._priced.network, "k_best", k=most,
+                found = solve(self._priced.network, "k_best", k=most, search_memory=self._budget.memory,
                               time_limit=min(_PATIENCE, self._budget.time_limit(0.5) or _PATIENCE))
                 for _, assignment in found.statistics["strategies"]:
                     self.add(assignment)
@@ -185,7 +185,7 @@ class _Judge:
         """Simulates the cheapest strategies under several overlaps, and under that which all simulated steps tell, as
         long as that is another one, a few times; returns the overlap, None where there is nothing to hide."""
         hideable = gradient_seconds(self._priced)
-        budget = Budget(min(time.perf_counter() + _PATIENCE, self._budget.deadline))
+        budget = self._budget.until(min(time.perf_counter() + _PATIENCE, self._budget.deadline))
         for fraction in _OVERLAPS:
             self._add_cheapest_under(fraction, hideable, budget)
         overlap = self._overlap(hideable)
@@ -201,9 +201,10 @@ class _Judge:
         hiding = dataclasses.replace(self._priced, network=_hiding(self._priced, hideable, overlap))
         if self._memory_limit is not None:
             vars(hiding)["memory_model"] = self._priced.memory_model  # the same, and made once
-        with contextlib.suppress(InfeasibleError):  # none in time
+        with contextlib.suppress(InfeasibleError, UsageError):  # none in time, or in the memory
             return self.add(solve_within(hiding, self._memory_limit, {
-                "certificate": False, "time_limit": budget.time_limit()}, patience=_A_LOOK).assignment)
+                "certificate": False, "time_limit": budget.time_limit(), "search_memory": budget.memory},
+                patience=_A_LOOK).assignment)
         return False
 
     def _overlap(self, hideable: list[np.ndarray]) -> float | None:

@@ -379,7 +379,7 @@ class Strategy:
             return foreign
         for name, configuration in zip(self.layer_names, self.configurations, strict=True):
             if configuration.devices > self.devices:
-                return f"layer {shortened(name)} is split over {configuration.devices} of {self.devices} devices"
+                return f"layer {shortened(name)} is split over more than {self.devices} devices"
         return ""
 
     def check_graph(self, graph: ComputationGraph, path: str | os.PathLike[str] | None = None) -> None:

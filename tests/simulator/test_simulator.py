@@ -23,6 +23,7 @@ from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.graph.partition import Partition
 from pase_mtf.machine.machine import Link, Machine
+from pase_mtf.pipeline.blocks import of_microbatch
 from pase_mtf.search import solve
 from pase_mtf.simulator import mcmc
 from pase_mtf.simulator.schedule import PICOSECONDS, Tasks, schedule
@@ -453,3 +454,33 @@ def test_what_a_loop_adds_up_is_hidden_by_nothing():
                      for kinds in (("kernels",), ("all-reduce", "gradient all-reduce")))
     assert len(sums) > 1
     assert all(one.end <= other.begin or other.end <= one.begin for one in kernels for other in sums)
+
+
+def _begins_when_all_is_there(graph, layer, phase):
+    """Whether one of two layers begins when it has all that it reads of the other, which is split in another way."""
+    split = [[Configuration(((dim, 4),))] for dim in ("batch", "width1")]
+    mine = [one for one in Simulator(build_network(graph, TWO_LEVELS, 4, split)).timeline([0, 0]).slices
+            if (one.layer, one.phase, one.device) == (layer, phase, 0)]
+    arrived = max(one.end for one in mine if one.kind == "copying")
+    return [one.begin for one in mine if one.kind == "kernels"] == [arrived]
+
+
+def test_what_adds_up_microbatches_stands_nowhere_in_the_program():
+    """A layer with weights waits for the gradient of one without."""
+    graph = perceptron(widths=(64, 64, 64))
+    first, second = graph.layers
+    graph = dataclasses.replace(graph, layers=(first, dataclasses.replace(second, variables=())))
+    assert _begins_when_all_is_there(graph, "dense0", "backward")
+    assert _begins_when_all_is_there(of_microbatch(graph, 2), "dense0", "backward")
+
+
+def test_where_its_weights_are_made_tells_not_when_a_layer_begins():
+    """Programs may make them before all else; what reads them waits for the layer before it all the same."""
+    graph = perceptron(widths=(64, 64, 64), training=False)
+    first, second = (dataclasses.replace(layer.operations[0], index=number)
+                     for number, layer in enumerate(graph.layers, 1))
+    made = dataclasses.replace(second, index=0, kind="none", flops=0.0, inputs=(), outputs=second.inputs[1:],
+                               reduced=(), held=())
+    layers = tuple(dataclasses.replace(layer, operations=operations) for layer, operations in zip(
+        graph.layers, ((first,), (made, second)), strict=True))
+    assert _begins_when_all_is_there(dataclasses.replace(graph, layers=layers), "dense1", "forward")

@@ -13,12 +13,13 @@ from pretended_meter import PretendedMeter
 from small_graphs import perceptron
 
 from pase_mtf.cost.kernels import KnownKernels
-from pase_mtf.errors import UsageError
+from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.machine.kernels import Block, Kernel
 from pase_mtf.strategy.experts import data_parallel, expert
 from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.measuring import measure
+from pase_mtf.strategy.within import solve_within
 
 _DEVICES = PretendedMeter.devices
 
@@ -464,3 +465,33 @@ def test_what_was_proven_is_proven_by_a_later_search(graph):
     assert later.search["optimal"]
     assert later.search["gap"] == 0.0
     assert (later.seconds, len(meter.asked)) == (pytest.approx(first.seconds), asked)
+
+
+def test_a_limit_without_end_is_none(graph):
+    found = MeasuredPrices(graph, _Source(graph), PretendedMeter()).find(memory_limit=math.inf)
+    assert "memory_limit" not in found.search
+
+
+def test_what_was_proven_without_end_of_memory_is_not_searched_again(graph, monkeypatch):
+    prices = MeasuredPrices(graph, _Source(graph), PretendedMeter())
+    found = prices.find(prove=True, memory_limit=math.inf)
+    assert found.search["optimal"]
+    monkeypatch.setattr(prices, "_solve_by_bounds", None)  # nobody is to call it
+    again = prices.again(found)
+    assert again.search["optimal"]
+    assert again.search["lower_bound"] == found.search["lower_bound"]
+
+
+def test_what_keeps_a_limit_is_kept_where_later_searches_find_nothing(graph, monkeypatch):
+    """They have other prices, and less time."""
+    prices, given = MeasuredPrices(graph, _Source(graph), PretendedMeter()), []
+    limit = 2.0 * prices.find().memory_bytes
+
+    def hurried(*arguments, known, **options):
+        given.append(known)
+        if len(given) > 1 and known is None:
+            raise InfeasibleError("no assignment found in time", proven=False)
+        return solve_within(*arguments, known=known, **options)
+    monkeypatch.setattr("pase_mtf.strategy.measured.solve_within", hurried)
+    assert prices.find(memory_limit=limit).memory_bytes <= limit
+    assert given[0] is None

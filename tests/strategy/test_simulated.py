@@ -12,6 +12,7 @@ from pase_mtf import models
 from pase_mtf.cost.build import build_network
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.machine.machine import KINDS, Link, Machine
+from pase_mtf.search import solve
 from pase_mtf.search.budget import Budget
 from pase_mtf.simulator.overlap import fitted_overlap
 from pase_mtf.simulator.simulate import Simulator
@@ -184,3 +185,21 @@ def test_what_is_cheaper_than_a_find_without_a_proof_comes_before_it():
     found = dataclasses.replace(cheapest, assignment=dearest, cost=cost, optimal=False)
     told = shortest_simulated(priced, found, 4, None)[1]
     assert told["cheapest_simulated_seconds"] != Simulator(priced).seconds(dearest)
+
+
+def test_searches_for_what_is_simulated_keep_to_the_memory_that_was_given(monkeypatch):
+    given = []
+
+    def recorded_solve(network, method, **options):
+        given.append(options.get("search_memory"))
+        return solve(network, method, **options)
+
+    def recorded_within(priced, memory_limit, options, **others):
+        given.append(options.get("search_memory"))
+        return solve_within(priced, memory_limit, options, **others)
+
+    monkeypatch.setattr("pase_mtf.strategy.simulated.solve", recorded_solve)
+    monkeypatch.setattr("pase_mtf.strategy.simulated.solve_within", recorded_within)
+    assert find_strategy(perceptron(), 4, SLOW_LINKS, search_memory=3 << 30).search["simulated"] > 0
+    assert len(given) > 1
+    assert set(given) == {3 << 30}

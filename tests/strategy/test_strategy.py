@@ -471,3 +471,21 @@ def test_layers_of_one_block_are_one_row_however_long_their_numbers():
     splits = [Configuration((("batch", 4),))] * 3 + [Configuration((("d", 4),))]
     rows = layers_table(names, splits, [LayerSeconds(1e-3, 0.0, 0.0)] * 4, group=True).splitlines()[2:]
     assert [row.split()[:2] for row in rows] == [["block*/fc", "3"], ["block11/fc", "d:4"]]
+
+
+def test_a_chain_begins_on_the_mesh_that_is_named_or_nowhere():
+    """8 heads do not split by 3."""
+    dims = {"batch": 24, "d_model": 64}
+    layers = tuple(Layer(f"l{number}", "matmul", {**dims, name: size}, (*dims, name), (), ())
+                   for number, (name, size) in enumerate((("heads", 8), ("d_ff", 64))))
+    net = ComputationGraph("net", layers, (), 0)
+    assert start_by_hand(net, 6, "expert", [("rows", 3), ("columns", 2)]) == start_by_hand(net, 6, "expert")
+    with pytest.raises(InfeasibleError, match="by 3; take another mesh"):
+        start_by_hand(net, 6, "expert", [("rows", 2), ("columns", 3)])
+
+
+def test_more_devices_than_are_linked_are_told_at_once(graph):
+    for method in ("exact", "data_parallel", "expert"):
+        for devices in (10 ** 20, 10 ** 5000):
+            with pytest.raises(UsageError, match="devices: machine '1080ti' links at most 1048576"):
+                find_strategy(graph, devices, "1080ti", method)
