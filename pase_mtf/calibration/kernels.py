@@ -39,10 +39,11 @@ from more_itertools import constrained_batches
 
 from pase_mtf.calibration.nodes import BELONGS_TO, Nodes
 from pase_mtf.compat import graph_of_nodes, tf
+from pase_mtf.host import available_bytes
 from pase_mtf.machine.kernel_times import DISTURBED
 from pase_mtf.machine.kernels import SENT, TINY, Kernel, Timing
 from pase_mtf.machine.references import PROBES
-from pase_mtf.runtime import Devices, available_bytes, cores, runnable_cores, session_config, thread_seconds
+from pase_mtf.runtime import Devices, cores, runnable_cores, session_config, thread_seconds
 
 __all__ = ["KernelTimer", "KernelWatch", "plain_config"]
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from pase_mtf.calibration.cache import check_request, fingerprint_of_kernels, kernels_path, measuring_alone
 from pase_mtf.errors import UsageError
+from pase_mtf.host import memory_bytes
 from pase_mtf.machine.kernel_file import append_times, begun, load_times
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import TINY, Kernel, Timing
 from pase_mtf.machine.references import REFERENCES
-from pase_mtf.runtime import memory_bytes
 
 __all__ = ["KernelMeter"]
 
@@ -249,7 +249,8 @@ class KernelMeter:
                                            file=sys.stderr)) as waited:
             begin, wanted = time.perf_counter(), kernels
             if waited and not self._again:
-                self._read_again()
+                if compared or begun(self.path) == self._begun:  # else that is of now, and what is compared of before
+                    self._read_again()
                 if not known:
                     wanted = self.missing(kernels)
                     progress(len(kernels) - len(wanted))
@@ -280,7 +281,10 @@ class KernelMeter:
         self._unkept.update({kernel: timing.scaled(1.0 / drift) for kernel, timing in timings.items()})
         try:
             if self._unkept:
+                begins = self._again or self._begun is None
                 append_times(self.path, self._unkept, self.times.on, anew=self._again)
+                if begins:  # its own: what is found out of the machine's speed later is told against this file
+                    self._begun = begun(self.path)
                 self._again = False
                 self._unkept.clear()
         except UsageError as error:  # not being able to keep the numbers does not make them wrong

@@ -82,8 +82,8 @@ def file_of(name_or_path: str | os.PathLike[str]) -> pathlib.Path:
     if path.suffix == ".json" or len(path.parts) != 1:
         return path
     sheet = _folder() / f"{text}.json"
-    if not sheet.is_file():
-        raise UsageError(f"unknown machine {text!r}; {nearest(text, names())}")
+    if not os.path.isfile(sheet):  # pathlib raises where no file can have the name
+        raise UsageError(f"unknown machine {shortened(text)}; {nearest(text, names())}")
     return sheet
 
 

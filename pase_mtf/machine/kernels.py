@@ -87,7 +87,8 @@ class Kernel(NamedTuple):
     def by_reference(self) -> bool:
         """Whether it may forward what it reads without a copy, as a sum over a single element does."""
         return self.operation in _BY_REFERENCE or (
-            self.operation in _REDUCTIONS and self.inputs[0].elements == self.outputs[0].elements)
+            self.operation in _REDUCTIONS and self.inputs[0].elements == self.outputs[0].elements) or (
+            self.operation == "Transpose" and _keeps_order(self.inputs[0].shape, self.inputs[1].value))
 
     @property
     def width(self) -> int:
@@ -169,6 +170,12 @@ def send_kernel(elements: int, itemsize: int) -> Kernel:
 _BY_REFERENCE = frozenset({SENT, "Reshape", "ExpandDims", "Squeeze", "Split", "SplitV", "Slice", "StridedSlice",
                            "Unpack", "AssignVariableOp", "ReadVariableOp"})
 _REDUCTIONS = frozenset({"Max", "Mean", "Min", "Prod", "Sum"})
+
+
+def _keeps_order(shape: Sequence[int], axes: Sequence[int] | None) -> bool:
+    """Whether all dims of more than one element stay in order: then a transpose is another shape, and no copy."""
+    left = [axis for axis in axes or () if shape[axis] != 1]
+    return axes is not None and left == sorted(left)
 
 
 def _frozen(value: object) -> object:

@@ -35,6 +35,7 @@ _RATED = (*KINDS, "batched matmul", "filter gradient", "copy", *dict.fromkeys(NA
           *dict.fromkeys(WIDE.values()))
 # Far beyond what there is, and far from what cannot be added up: times and rates of any machine lie between.
 _LEAST, _MOST = 1e-3, 1e30
+_MOST_DEVICES = 2 ** 31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,8 +123,8 @@ class Machine:
         if type(devices) is not int or devices < 1:
             raise UsageError(f"{shortened(devices)} devices: at least one is needed")
         if devices > 1 and devices > self.links[-1].devices:
-            raise UsageError(f"{devices} devices: machine {self.name!r} links at most {self.links[-1].devices}; "
-                             "use fewer devices or another machine")
+            raise UsageError(f"{shortened(devices)} devices: machine {self.name!r} links at most "
+                             f"{self.links[-1].devices}; use fewer devices or another machine")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the machine as JSON, whole or not at all."""
@@ -200,7 +201,10 @@ def _is_number(value: object) -> bool:
 def _wrong_links(machine: Machine) -> str:
     domains = [link.devices for link in machine.links]
     if not domains or domains[0] < 1 or any(a >= b or b % a for a, b in itertools.pairwise(domains)):
-        return f"links join {domains} devices; list them innermost first, each a multiple of the one before"
+        return (f"links join {shortened(domains)} devices; list them innermost first, each a multiple of the one "
+                "before")
+    if domains[-1] > _MOST_DEVICES:
+        return f"links join {shortened(domains)} devices; at most {_MOST_DEVICES} can be told apart"
     return ""
 
 

@@ -395,3 +395,39 @@ def test_a_host_of_which_others_use_a_few_cores_is_not_busy(cache_dir, timed, mo
     meter = KernelMeter(4)
     meter.start()
     assert not meter.notes
+
+
+def test_a_file_that_is_begun_anew_while_it_is_waited_for_is_not_scaled(cache_dir, timed, monkeypatch):
+    seconds, _ = timed
+    KernelMeter(4).start()
+    seconds.update(dict.fromkeys(REFERENCES, 2e-3))
+    meter = KernelMeter(4)
+
+    @contextlib.contextmanager
+    def after_another(wait):
+        append_times(meter.path, dict.fromkeys(REFERENCES, Timing(2e-3)) | {ADD: Timing(5e-3)}, meter.times.on,
+                     anew=True)
+        yield True
+
+    monkeypatch.setattr(metering, "measuring_alone", after_another)
+    meter.start()
+    meter.measure([ADD])
+    assert meter.times.get(REFERENCES[0]).seconds == pytest.approx(2e-3)
+    assert [found.get(ADD).seconds for found in (meter.times, meter.times_to_save())] == [5e-3, 5e-3]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_file_that_a_run_began_is_of_one_speed_when_it_starts_once_more(cache_dir, timed, again):
+    """As for the next program, where the time for the first was over before all reference kernels were timed."""
+    seconds, _ = timed
+    if again:
+        KernelMeter(4).start()
+    meter = KernelMeter(4, again=again)
+    meter.start()
+    seconds.update(dict.fromkeys(REFERENCES, 2e-3))
+    meter.start()
+    meter.measure([ADD])
+    assert meter.times.get(ADD).seconds == 2e-3
+    assert KernelMeter(4).times.get(ADD).seconds == pytest.approx(1e-3)
+    saved = meter.times_to_save()
+    assert [saved.get(kernel).seconds for kernel in (REFERENCES[0], ADD)] == pytest.approx([1e-3, 1e-3])

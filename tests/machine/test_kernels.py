@@ -240,3 +240,14 @@ def test_no_kernel():
 def test_a_file_may_tell_anything_of_when_it_was_begun(tmp_path, told):
     (tmp_path / "kernels.jsonl").write_text(f'{{"on": {{}}, "begun": {told}}}\n')
     assert begun(tmp_path / "kernels.jsonl") is None
+
+
+@pytest.mark.parametrize(("shape", "axes", "free"), [
+    ((1, 20, 64), (1, 0, 2), True), ((8, 1, 1, 64), (0, 2, 3, 1), True), ((2, 20, 64), (1, 0, 2), False),
+    ((4, 1, 600), (2, 1, 0), False)])
+def test_a_transpose_that_moves_single_elements_alone_forwards_its_tensor(shape, axes, free):
+    kernel = Kernel("Transpose", (_floats(*shape), Block("int32", (len(axes),), axes)),
+                    (_floats(*(shape[axis] for axis in axes)),))
+    times = KernelTimes(timings={_elementwise("Mul", 1 << 16): Timing(1e-4), _elementwise("Mul", 16): Timing(1e-9)})
+    assert kernel.by_reference == free
+    assert (times.bound(kernel) == pytest.approx(1e-9)) == free

@@ -187,3 +187,10 @@ def test_products_in_float64_have_a_rate_of_their_own(name, slower):
     rates = Machine.load(name).rates
     assert rates["matmul float64"] == pytest.approx(rates["pointwise"] / slower, rel=0.01)
     assert rates["convolution float64"] <= rates["matmul float64"]
+
+
+def test_a_name_that_no_file_can_have():
+    for name in ("h" * 300, '{"name": "mine", "rates": {}}' * 20):
+        with pytest.raises(UsageError, match=r"unknown machine .*known: ") as caught:
+            Machine.load(name)
+        assert len(str(caught.value)) < 400
