@@ -190,7 +190,8 @@ def find_layout_by_kernels(built: BuiltGraph, exported: ComputationGraph | None,
     if not usable:
         raise InfeasibleError(one.why_nothing())
     best = usable[0]
-    shown = {judge.effect(cost) for cost in (best, *asked)}
+    # Rules that do not lower may not even be legible.
+    shown = {judge.effect(cost) for cost in (best, *asked) if not cost.problem}
     others = [cost for cost in usable if judge.effect(cost) not in shown]
     gap = gap_above(min(bound, judge.still_true * one.search.bound), best.seconds)
     report = judge.report(best)

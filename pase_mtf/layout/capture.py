@@ -23,7 +23,7 @@ from pase_mtf.compat import mtf
 from pase_mtf.errors import UsageError
 from pase_mtf.export.exporter import export_as, export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.layout.space import MeshShape, parse_layout, parse_mesh_shape
+from pase_mtf.layout.space import MeshShape, parse_layout
 from pase_mtf.layout.stacking import is_not_stacked
 from pase_mtf.lowering.emit import device_specs
 from pase_mtf.lowering.lowering import PlanLowering
@@ -84,9 +84,8 @@ def _one_of(given: Sequence[tuple[mtf.Shape, mtf.LayoutRules]]) -> tuple[MeshSha
     if len(layouts) != 1:
         return None
     ((shape, rules),) = layouts.values()
-    mesh = parse_mesh_shape(shape)
     try:
-        return parse_layout((mesh, rules))
+        return parse_layout((shape, rules))
     except UsageError:  # one that Mesh-TF refuses too, at the first tensor with the dim
         return None
 

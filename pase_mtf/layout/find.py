@@ -158,7 +158,7 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
     if own is not None and foreign:
         found = dataclasses.replace(found, notes=(*found.notes, (
             f"note: the program's own layout {own[0]} {foreign}, and is not among these")))
-    return found
+    return dataclasses.replace(found, memory_limit=request.memory_limit)
 
 
 def _why_not_among_these(mesh: MeshShape, rules: Mapping[str, str], devices: int) -> str:

@@ -181,8 +181,9 @@ class GraphSearch:
             return dataclasses.replace(cost, problem=str(problem), known=True)
         known = self._problem_of_known_classes({dim: shape.names.index(axis) for dim, axis in rules.items()}, shape)
         if known is not None:
-            return dataclasses.replace(cost, problem=f"it lowers, but not to the values of one device: {known}",
-                                       known=True)
+            # What the caller wants of two dims is no operation's demand, and says nothing of values.
+            why = f"it lowers, but not to the values of one device: {known}" if known.operation else str(known)
+            return dataclasses.replace(cost, problem=why, known=True)
         return dataclasses.replace(cost, problem="", doubt=cost.problem)
 
     def _problem_of_known_classes(self, axis_of: Mapping[str, int], shape: MeshShape) -> Problem | None:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from tabulate import tabulate
 
 from pase_mtf.amounts import bytes_text, gap_text, needed_text
+from pase_mtf.arguments import checked_arguments
 from pase_mtf.errors import UsageError, nearest, shortened
 from pase_mtf.layout.formats import format_layout
 from pase_mtf.layout.search import Search
@@ -137,6 +138,7 @@ class Layout:
       devices: p.
       machine_name, machine_source: whose numbers the predictions are.
       device_bytes: what a device of that machine holds.
+      memory_limit: bytes per device that the answer keeps to; infinite: however many.
       data_parallel: the batch over all devices; None where no dim could be called the batch.
       own: the layout that the program itself names; None where it names none for so many devices.
       compared: the layouts that were given for comparison, in order.
@@ -160,6 +162,7 @@ class Layout:
     notes: tuple[str, ...]
     variables: dict[str, tuple[str, ...]]
     _search: Search | None = dataclasses.field(compare=False, repr=False)
+    memory_limit: float = math.inf
 
     def __hash__(self) -> int:
         return hash((self.best, self.graph_name, self.devices, self.machine_name))
@@ -196,6 +199,7 @@ class Layout:
         """Predicted bytes on the fullest device."""
         return self.best.memory_bytes
 
+    @checked_arguments
     def format(self, style: str = "flags") -> str:
         """The layout as a program takes it: "flags", "gin" or "json"; "jax" or "dtensor" for a program that is ported.
 
@@ -222,9 +226,11 @@ class Layout:
         problems = [f"{entry.name}: {entry.problem}" for entry in entries if entry.problem]
         problems += [f"{entry.name}: it lowers; not known to be right, and priced with those dims whole: {entry.doubt}"
                      for entry in entries if entry.doubt]
-        problems += [f"{entry.name}: needs {needed_text(entry.memory_bytes, self.device_bytes)} per device, "
-                     f"{self.machine_name} holds {bytes_text(self.device_bytes)}"
-                     for entry in entries if not entry.problem and entry.memory_bytes > self.device_bytes]
+        most = min(self.memory_limit, self.device_bytes)
+        holder = f"{self.machine_name} holds" if most == self.device_bytes else "the limit is"
+        problems += [f"{entry.name}: needs {needed_text(entry.memory_bytes, most)} per device, "
+                     f"{holder} {bytes_text(most)}"
+                     for entry in entries if not entry.problem and entry.memory_bytes > most]
         replicated = []
         if self.devices > 1 and not self.best.layout_rules:
             why = ("which is faster here than what splitting it would send" if self.search["optimal"]
@@ -232,6 +238,7 @@ class Layout:
             replicated = [f"note: no dim is split: every device does all of the work, {why}"]
         return "\n".join([text, self.best.memory_text(self.device_bytes), *problems, *self.notes, *replicated])
 
+    @checked_arguments
     def explain(self, dim: str) -> str:
         """What every axis would cost for a dim: with the other rules as they are, and with all others chosen anew.
 
@@ -253,7 +260,8 @@ class Layout:
             changed = {name: other for name, other in axis_of.items() if name != dim}
             if axis is not None:
                 changed[dim] = axis
-            problem = legality.problem(changed, mesh.sizes)
+            problem = legality.problem(changed, mesh.sizes) or search.verify(
+                mesh, {name: mesh.names[other] for name, other in changed.items()})
             alone = legality.problem_of(dim, axis, mesh.sizes) if axis is not None else None
             as_it_is = f"{1e3 * costs.total(mesh, changed):.4f}" if problem is None else "-"
             anew, rules = "-", ""

@@ -59,6 +59,7 @@ class StockLegality:
       strides: dim name -> (devices from one part to the next that its axis must have, the problem where it has not).
       together: pairs of dims that have to share a mesh axis, or both be whole -> the problem where they do not.
       reshapes: (dims before, dims after) -> operation.
+      once: dims of a tensor of which no two devices may hold the same block -> the problem where they do.
       unknown: operations of classes without a rule, which are tried.
       twice: operations whose gradients count something twice, under no split, too -> what that comes through.
     """
@@ -82,6 +83,7 @@ class StockLegality:
         self.strides: dict[str, tuple[int, Problem]] = {}
         self.together: dict[frozenset[str], Problem] = {}
         self.reshapes: dict[tuple[Dims, Dims], str] = {}
+        self.once: dict[Dims, Problem] = {}
         self.hopeless: list[Problem] = []
         self.unknown: list[mtf.Operation] = []
         self.twice: dict[str, str] = {}
@@ -188,6 +190,10 @@ class StockLegality:
         """The ways by which tensors are made of another one, as far as not told yet (`operations.flow.Ways`)."""
         return self._ways.between(source, targets)
 
+    def need_no_copies(self, operation: mtf.Operation, dims: Dims, reason: str) -> None:
+        """No two devices may hold the same block of a tensor of these dims."""
+        self.once.setdefault(dims, Problem(operation.name, tuple(name for name, _ in dims), reason, depends=True))
+
     def counts_twice(self, operation: mtf.Operation, through: mtf.Operation | None) -> None:
         """The gradient of an operation counts twice what comes through another one; None: it has one input twice."""
         self.twice.setdefault(operation.name, "" if through is None else through.name)
@@ -203,10 +209,13 @@ class StockLegality:
         rule.stock_demands(operation, self)
         if inside is not None:
             self._check_captured(operation, inside)
-        if not rule.is_view:
+        sums = {tensor: pending for tensor, pending in rule.stock_sums(operation, self._sums).items()
+                if pending.names()}
+        # An addition of sums over the same dims finishes neither, whatever is split; of others lowering tells.
+        passed = rule.forwards_sums and not set(sums.values()).isdisjoint(map(self._sums.get, operation.inputs))
+        if not rule.is_view and not passed:
             self._read.update(read_by(operation))
-        self._sums.update((tensor, pending) for tensor, pending in rule.stock_sums(operation, self._sums).items()
-                          if pending.names())
+        self._sums.update(sums)
 
     def _is_like_another(self, operation: mtf.Operation) -> bool:
         """Whether an operation with the same tensors has been looked at before."""
@@ -286,7 +295,10 @@ class StockLegality:
             problem = self.problem_of_pair(one, axis_of[one], other, axis_of[other], sizes)
             if problem is not None:
                 return problem
-        return self._sums_and_reshapes(axis_of, sizes)
+        # No two of its dims are on one axis: that was asked above.
+        copied = (found for dims, found in self.once.items() if math.prod(
+            sizes[axis_of[name]] for name, _ in dims if name in axis_of) < math.prod(sizes))
+        return self._sums_and_reshapes(axis_of, sizes) or next(copied, None)
 
     def _sums_and_reshapes(self, axis_of: Mapping[str, int], sizes: Sequence[int], *,
                            alone: bool = False) -> Problem | None:
@@ -320,7 +332,8 @@ class StockLegality:
         other splits may mend."""
         for names, old, new, operation in self._reshapes_with(axis_of):
             mine = {name: axis_of[name] for name in axis_of if name in names}
-            key = old, new, tuple(mine.items()), tuple(sizes)
+            # What is whole mends nothing, and is another where dims of unknown classes are looked at as if known.
+            key = old, new, tuple(mine.items()), tuple(sizes), names.intersection(self.whole)
             if key not in self._reshape_cache:
                 reason, _ = reshape_problem(old, new, mine, sizes)
                 self._reshape_cache[key] = reason, bool(reason) and self._may_be_mended(old, new, mine, sizes)

@@ -93,8 +93,8 @@ def _load(text: str, arguments: Sequence[str]) -> Callable[..., object]:
         if isinstance(error, ModuleNotFoundError) and error.name and (place + ".").startswith(error.name + "."):
             raise UsageError(f"--graph={text}: no module {error.name!r}; run it in the folder that holds it, or set "
                              "PYTHONPATH") from error
-        raise UsageError(f"--graph={text}: importing {place} failed: {type(error).__name__}: {error}; import it by "
-                         "itself to see more") from error
+        raise UsageError(f"--graph={text}: importing {place} failed: {type(error).__name__}: "
+                         f"{shortened(error, 300)}; import it by itself to see more") from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise UsageError(f"--graph={text}: {place} has no {part!r}: "

@@ -21,7 +21,7 @@ from pase_mtf.layout.graph import GraphSearch
 from pase_mtf.layout.layout import Layout, LayoutCost, gap_above
 from pase_mtf.layout.program import BuiltGraph, Program
 from pase_mtf.layout.request import Request
-from pase_mtf.layout.space import MeshShape, parse_mesh_shape, parse_rules, rules_text
+from pase_mtf.layout.space import MeshShape, expressible, parse_mesh_shape, parse_rules, rules_text
 from pase_mtf.layout.verify import Verifier
 from pase_mtf.operations.registry import rule_of
 
@@ -94,7 +94,7 @@ class _SearchedGraph:
         for search in self._proposing:
             for candidate in search.below(limit):
                 layout = _Strings.of(candidate.mesh, candidate.rules)
-                if layout.effect() not in tried:
+                if layout not in tried and layout.effect() not in tried:
                     yield candidate.cost, layout
                     break
 
@@ -201,6 +201,10 @@ class _Trials:
                 search = build.graph.search
                 cost = (search.judge_own(*layout.parsed(), build.verifier) if own
                         else search.judge("", *layout.parsed(), build.verifier))
+                # What an own layout says of dims that no tensor has is left out, unless the program looks at it.
+                told, reads = _Strings(cost.mesh_shape, cost.layout_rules), build.built.reads
+                if reads is not None and not reads.same_for(*told.parsed(), told):
+                    cost = dataclasses.replace(cost, layout_rules=layout.rules)
                 self.trials[layout] = _Trial(cost, build.graph)
         except (InfeasibleError, UsageError) as error:
             if given and isinstance(error, UsageError):
@@ -241,7 +245,8 @@ class _Trials:
 
     def cheapest_candidate(self, limit: float) -> tuple[float, _Strings] | None:
         """The cheapest layout of any graph that was not tried, if it costs less than the limit there."""
-        tried = {layout.effect() for layout in self.trials}
+        # With other names of its axes a layout that was of no use may be what the caller wants, or the program takes.
+        tried: set[Hashable] = {*self.trials, *(layout.effect() for layout in self.usable())}
         return min((candidate for graph in self.graphs for candidate in graph.candidates(tried, limit)),
                    key=lambda candidate: candidate[0], default=None)
 
@@ -331,6 +336,8 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
 
 def _batch_on_one_of_two_axes(batch: str, request: Request) -> list[_Strings]:
     """Starting points: programs that count groups or microbatches by the batch's axis build a graph for each."""
+    if not expressible(batch):
+        return []
     if request.mesh is not None:
         return [_Strings(str(request.mesh), f"{batch}:{axis}") for axis, size in request.mesh.axes if size > 1]
     return [_Strings(f"rows:{rows};cols:{request.devices // rows}", f"{batch}:rows")

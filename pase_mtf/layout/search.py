@@ -178,7 +178,7 @@ class Search:
                 return candidate
             self.rejected.append((candidate, problem))
             cause = {name: candidate.axis_of[name] for name in problem.dims if name in candidate.axis_of}
-            if problem.depends:  # other splits may lift it: what has these splits is not left out
+            if problem.depends or not cause:  # other splits may lift it: what has these splits is not left out
                 self._advance(stream)
             elif not set(cause) <= set(self.fixed):  # else no other layout avoids it
                 self._advance(stream, cause)
@@ -325,10 +325,10 @@ class Search:
         return found
 
     def cheapest_with(self, mesh: MeshShape, dim: str, axis: int | None) -> Candidate | None:
-        """The cheapest legal layout of a mesh shape with a dim on an axis (None: on none) within the memory limit,
-        without needless rules."""
+        """The cheapest legal layout of a mesh shape with a dim on an axis (None: on none) that lowers and is within the
+        memory limit, without needless rules."""
         fixed = {**self.fixed, dim: None if axis is None else mesh.names[axis]}
-        return Search(self.costs, [mesh], fixed, self.memory_limit, lambda shape, rules: None).next_below(math.inf)
+        return Search(self.costs, [mesh], fixed, self.memory_limit, self.verify).next_below(math.inf)
 
     def trim(self, candidate: Candidate) -> Candidate:
         """The same layout without the rules that change nothing."""

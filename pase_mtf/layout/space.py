@@ -84,7 +84,10 @@ def parse_mesh_shape(text: GivenShape) -> MeshShape:
     if isinstance(text, MeshShape):
         return text
     if isinstance(text, mtf.Shape):
-        return MeshShape(tuple((dim.name, dim.size) for dim in text.dims))
+        axes = [(dim.name, dim.size) for dim in text.dims]
+        if len({name for name, _ in axes}) != len(axes):
+            raise UsageError(f"mesh shape {text}: an axis stands twice; give every axis a name of its own")
+        return MeshShape(tuple(axes))
     axes = []
     for name, size in _pairs(str(text), "mesh shape"):
         if not re.fullmatch("[0-9]{1,9}", size) or int(size) < 1:
@@ -161,8 +164,11 @@ def parse_layout(entry: GivenLayout, *, foreign: bool = False) -> tuple[MeshShap
         return mesh, parse_rules(";".join(part for part in pairs if part not in sizes), mesh)
     shape, rules = entry
     mesh = parse_mesh_shape(shape)
-    if isinstance(rules, mtf.LayoutRules):  # they may mention axes that this mesh does not have, and a dim twice
-        return mesh, _rules_of(sorted(rules._pairs), mesh, foreign=True)
+    if isinstance(rules, mtf.LayoutRules):
+        # They may mention axes that this mesh does not have, and a dim twice; of what is no pair (the keys of a dict
+        # that a program gave, say) Mesh-TF takes no notice.
+        legible = [pair for pair in rules._pairs if isinstance(pair, tuple) and len(pair) == 2]
+        return mesh, _rules_of(sorted(legible), mesh, foreign=True)
     return mesh, parse_rules(rules, mesh, foreign=foreign)
 
 

@@ -355,6 +355,9 @@ class StockDemands(Protocol):
     def ways(self, source: mtf.Tensor, targets: Iterable[mtf.Tensor]) -> list[tuple[mtf.Operation, mtf.Tensor]]:
         """The ways by which tensors are made of another one, as far as not told yet (`operations.flow.Ways`)."""
 
+    def need_no_copies(self, operation: mtf.Operation, dims: Dims, reason: str) -> None:
+        """No two devices may hold the same block of a tensor of these dims."""
+
     def counts_twice(self, operation: mtf.Operation, through: mtf.Operation | None) -> None:
         """The gradient of an operation by an input that another one is made of counts what comes through here twice,
         under no split, too; None: it has one input twice."""

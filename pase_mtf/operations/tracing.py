@@ -17,7 +17,7 @@ from pase_mtf.operations.lowering_key import function_key, text_key
 from pase_mtf.operations.nodes import Nodes, run_count
 from pase_mtf.operations.products import products_of
 
-__all__ = ["MadeEarly", "made_early", "traced_nodes"]
+__all__ = ["MadeEarly", "draws_anew", "made_early", "traced_nodes"]
 
 _Found = TypeVar("_Found")
 
@@ -62,6 +62,23 @@ def traced_nodes(operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tens
                           "pass over its inputs and outputs", stacklevel=2)
             known[key] = Nodes(is_stateful=True)
     return known[key]
+
+
+def draws_anew(operation: mtf.SlicewiseOperation) -> bool:
+    """Whether a function of slices draws random numbers without a seed: others wherever it is called. Nobody knows of
+    one that cannot be called in a graph of its own."""
+    shapes = tuple((tuple(tensor.shape.to_integer_list), tensor.dtype) for tensor in operation.inputs)
+    try:
+        return _once(operation._tf_fn, ("draws", shapes), lambda: _trace_draws(operation))
+    except Exception:  # that it cannot be traced is told by `traced_nodes`
+        return False
+
+
+def _trace_draws(operation: mtf.SlicewiseOperation) -> bool:
+    with tf.Graph().as_default() as graph:
+        operation._tf_fn(*(tf.placeholder(tensor.dtype, tensor.shape.to_integer_list) for tensor in operation.inputs))
+        return any(node.op_def.is_stateful and {"seed", "seed2"} <= {attribute.name for attribute in node.op_def.attr}
+                   and not (node.get_attr("seed") or node.get_attr("seed2")) for node in graph.get_operations())
 
 
 class MadeEarly(NamedTuple):

@@ -65,3 +65,14 @@ def test_what_a_search_found_is_shown_beside_a_better_one_that_is_given(monkeypa
     assert layout.seconds == pytest.approx(best.seconds)
     assert [(one.mesh_shape, one.layout_rules) for one in layout.alternatives] == [
         (str(one.mesh), rules_text(one.rules)) for one in found[:2]]
+
+
+def test_what_is_explained_is_one_name():
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron()
+        found = find_layout(graph, 4, [loss], FLAT)
+        for wrong in (["batch", "wide"], {"batch"}, None, 3, mtf.Dimension("batch", 8)):
+            with pytest.raises(UsageError, match=r"^explain: dim=.*is no str"):
+                found.explain(wrong)
+    with pytest.raises(UsageError, match=r"^format: style=.*is no str"):
+        found.format(["flags"])

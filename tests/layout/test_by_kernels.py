@@ -297,3 +297,17 @@ def test_to_compile_is_not_of_the_time_for_measuring(cache_dir, timed_kernels, m
     kernels = find_layout(build, 4, prices="measured", measure_seconds=600).search["kernels"]
     assert late == [1000.0]
     assert kernels["of_strategy"] == kernels["measured_of_strategy"]
+
+
+def test_a_dim_that_no_rule_can_mention(cache_dir, timed_kernels):
+    """It is told of the layout that names it, and costs nobody the answer."""
+    def program():
+        graph = mtf.Graph()
+        mesh, batch, io = mtf.Mesh(graph, "mesh"), mtf.Dimension("my batch", 16), mtf.Dimension("io", 64)
+        x = mtf.import_tf_tensor(mesh, tf.zeros([16, 64]), mtf.Shape([batch, io]))
+        y = mtf.einsum([x, mtf.get_variable(mesh, "w", mtf.Shape([io]))], mtf.Shape([batch]))
+        return graph, [mtf.reduce_sum(mtf.square(y))]
+    found = find_layout(program, 4, prices="measured", measure_seconds=600,
+                        compare=[("all:4", {"my batch": "all"})])
+    assert "layout rules cannot mention this name" in found.compared[0].problem
+    assert found.seconds > 0

@@ -382,3 +382,11 @@ def test_a_flag_of_the_program_that_does_not_parse_is_told(tmp_path):
 
 def test_spaces_in_what_is_fixed_are_of_no_name():
     assert layout_command._fixed(["batch : rows; length: "]) == ({"batch": "rows", "length": None}, [])
+
+
+def test_what_an_import_says_is_one_line(program, tmp_path, capsys):
+    (tmp_path / "their_program.py").write_text("raise ImportError('one line\\nand another')\n")
+    code, out, err = run(capsys, f"--graph={program}", "--mesh=8", "--machine=h100")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("error: --graph=their_program:build_graph: importing their_program failed: "
+                                           "ImportError: one line and another; import it")

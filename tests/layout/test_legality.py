@@ -222,3 +222,93 @@ def test_axes_compete_in_every_order_where_one_dim_makes_room_for_the_next():
             ("nz", "part", "tnx", "k", "m"))) for shape in (None, "rows:3;cols:2"))
     assert free.seconds == pytest.approx(given.seconds)
     assert free.mesh_shape == "rows:3;cols:2"
+
+
+def test_where_nothing_split_does_not_lower_dearer_layouts_are_searched():
+    """As with a function that fits single blocks only; links are so slow that some splits cost more than none."""
+    with tf.Graph().as_default():
+        builder = Builder(tf.float64)
+        batch, width, hidden = (mtf.Dimension(name, 8) for name in ("batch", "width", "hidden"))
+        y = mtf.einsum([builder.input("x", [batch, width]), builder.input("w", [width, hidden])], [batch, hidden])
+        legality = StockLegality(builder.graph, [mtf.tanh(y)], MESH.devices)
+        rates = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e12)
+        machine = Machine("slow links", rates, 1e12, 1e12, 1e-9, (Link(64, 1e5, 1e-3),))
+        costs = LayoutCosts(export_graph(builder.graph), machine, legality)
+
+    def found(problem):
+        search = Search(costs, [MESH], {}, math.inf, lambda mesh, rules: None if rules else problem)
+        return [candidate.rules for candidate in search]
+    everything = found(None)
+    assert {} in everything[:-1]
+    assert found(Problem("blocks", (), "it fits single blocks only")) == [rules for rules in everything if rules]
+
+
+def test_what_makes_room_is_asked_again_where_other_dims_are_whole():
+    rules = {"ny": 0, "nx": 1, "tnz": 0, "tny": 1}
+    with tf.Graph().as_default():
+        builder = Builder(tf.float64)
+        x = builder.input("x", [mtf.Dimension(name, 4) for name in ("ny", "nz", "nx")])
+        legality = StockLegality(builder.graph, [mtf.reshape(x, [
+            mtf.Dimension(name, 4) for name in ("tny", "tnz", "tnx")])])
+    everything = legality.whole
+    legality.whole = {name: Problem("own", (name,), "nobody knows", known=False) for name in ("tnz", "tnx")}
+    assert legality.problem_of_pair("ny", 0, "tny", 1, MESH.sizes) is not None
+    legality.whole = everything
+    assert legality.problem(rules, MESH.sizes) is None
+
+
+def test_a_sum_that_was_only_added_is_not_finished_before_a_loop_reads_it():
+    batch, width = mtf.Dimension("batch", 4), mtf.Dimension("width", 4)
+    with tf.Graph().as_default():
+        builder = Builder(tf.float64)
+        total, other = (mtf.reduce_sum(builder.input(name, [batch, width]), reduced_dim=width) for name in "xy")
+        both = total + other
+        looped = mtf.while_loop(
+            lambda count, _: mtf.less(count, 3), lambda count, state: [count + 1, state + mtf.tanh(total)],
+            [mtf.constant(builder.mesh, 0, dtype=tf.int32), mtf.zeros(builder.mesh, [batch], tf.float64)])
+        outputs = [*looped, mtf.exp(total), both]
+        legality = StockLegality(builder.graph, outputs)
+        assert legality.problem({"batch": 0}, MESH.sizes) is None
+        assert Verifier(builder.graph, outputs).problem(MESH, {"width": "a"}) is not None
+        assert legality.problem({"width": 0}, MESH.sizes) is not None
+
+
+def test_a_sum_that_is_added_to_one_over_another_dim_is_finished():
+    """Where that dim is whole, it is added to what is no partial sum, before the loop."""
+    batch, width, depth = (mtf.Dimension(name, 4) for name in ("batch", "width", "depth"))
+    with tf.Graph().as_default():
+        builder = Builder(tf.float64)
+        total, other = (mtf.reduce_sum(builder.input(name, [batch, over]), reduced_dim=over)
+                        for name, over in (("x", width), ("y", depth)))
+        both = total + other
+        looped = mtf.while_loop(
+            lambda count, _: mtf.less(count, 3), lambda count, state: [count + 1, state + mtf.tanh(total)],
+            [mtf.constant(builder.mesh, 0, dtype=tf.int32), mtf.zeros(builder.mesh, [batch], tf.float64)])
+        outputs = [*looped, mtf.exp(total), both]
+        legality = StockLegality(builder.graph, outputs)
+        assert Verifier(builder.graph, outputs).problem(MESH, {"width": "a"}) is None
+        assert legality.problem({"width": 0}, MESH.sizes) is None  # refused before
+
+
+@pytest.mark.parametrize(("seed", "rules", "right"), [
+    (None, {}, False), (None, {"batch": "a"}, False), (None, {"batch": "a", "width": "b"}, True),
+    (3, {"batch": "a"}, True)])
+def test_devices_that_hold_the_same_block_draw_the_same_numbers(seed, rules, right):
+    """Stock Mesh-TF calls a function of slices on every device: without a seed copies of a block differ."""
+    batch, width = mtf.Dimension("batch", 4), mtf.Dimension("width", 4)
+    with tf.Graph().as_default():
+        builder = Builder(tf.float64)
+        y = mtf.slicewise(lambda t: t * tf.random.uniform(t.shape, dtype=t.dtype, seed=seed),
+                          [builder.input("x", [batch, width])], splittable_dims=[batch, width])
+        legality = StockLegality(builder.graph, [y])
+        axes = {name: MESH.names.index(axis) for name, axis in rules.items()}
+        assert (legality.problem(axes, MESH.sizes) is None) == right
+        impl = placement_mesh_impl.PlacementMeshImpl(
+            str(MESH), mtf.LayoutRules(rules.items()), device_names(MESH.devices))
+        lowering = mtf.Lowering(builder.graph, {builder.mesh: impl})
+        with session(MESH.devices) as run:
+            slices = run.run(lowering.tensors[y].to_laid_out_tensor().tensor_list)
+    first = {}
+    same = [np.array_equal(first.setdefault(tuple(impl.slice_begin(y.shape, device)), block), block)
+            for device, block in enumerate(slices)]
+    assert all(same) == right

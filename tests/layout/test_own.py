@@ -3,6 +3,7 @@
 import pytest
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.errors import UsageError
 from pase_mtf.layout.capture import capture_graph
 from pase_mtf.layout.find import find_layout
 from pase_mtf.machine.machine import Link, Machine
@@ -128,3 +129,30 @@ def test_rules_for_axes_that_the_mesh_lacks_are_left_out_as_mesh_tensorflow_does
     found = find_layout(build, 4, machine=FLAT)
     assert (found.own.mesh_shape, found.own.layout_rules) == ("all:4", "batch:all")
     assert found.seconds <= found.own.seconds
+
+
+def test_what_the_caller_wants_of_two_dims_says_nothing_of_values():
+    found = find_layout(program, 4, machine=FLAT, together=[("batch", "width")])
+    assert found.own.problem == "dim batch and width: they are to share an axis"
+
+
+def test_rules_in_a_dict_split_nothing_as_in_mesh_tensorflow():
+    """It makes a set of the keys, none of which is a pair."""
+    def build():
+        graph, mesh, loss = graph_of()
+        impl = placement_mesh_impl.PlacementMeshImpl("all:4", {"batch": "all"}, [""] * 4)
+        return mtf.Lowering(graph, {mesh: impl}).export_to_tf_tensor(loss)
+    found = find_layout(build, 4, machine=FLAT)
+    assert (found.own.mesh_shape, found.own.layout_rules, found.own.problem) == ("all:4", "", "")
+
+
+def test_a_mesh_with_two_axes_of_one_name():
+    """Mesh-TF makes one, and refuses it at the first tensor with a rule for that axis."""
+    shape = mtf.Shape([mtf.Dimension("a", 2), mtf.Dimension("a", 4)])
+    with pytest.raises(UsageError, match="an axis stands twice"):
+        find_layout(lambda: graph_of()[0], 8, machine=FLAT, mesh_shape=shape)
+
+    def build():
+        graph, mesh, _ = graph_of()
+        return mtf.Lowering(graph, {mesh: placement_mesh_impl.PlacementMeshImpl(shape, "batch:a", [""] * 8)})
+    assert find_layout(build, 8, machine=FLAT).own is None

@@ -395,3 +395,48 @@ def test_a_program_that_takes_no_time_is_answered(time_limit):
     for build in (build_graph, build_for):
         found = find_layout(build, 4, machine=FLAT, time_limit=time_limit)
         assert (found.seconds, found.search["gap"], found.search["optimal"]) == (0.0, 0.0, True)
+
+
+@pytest.mark.parametrize("wanted", [{"mesh_shape": "rows:4"}, {"fixed": {"batch": "rows"}}])
+def test_what_was_tried_over_an_axis_of_another_name_is_not_left_out(wanted):
+    """The batch over all devices is tried first, over an axis that the caller does not want."""
+    def build_graph(mesh_shape="", layout=""):
+        return dense(batch=256, hidden=9)
+    found = find_layout(build_graph, 4, machine=FLAT, **wanted)
+    assert (found.mesh_shape, found.layout_rules) == ("rows:4", "batch:rows")
+    assert found.seconds == pytest.approx(found.data_parallel.seconds)
+
+
+def test_what_a_program_refuses_for_the_name_of_an_axis_is_tried_with_another():
+    def build_graph(mesh_shape="rows:4", layout=""):
+        if "rows" not in mesh_shape:
+            raise ValueError("no rows")
+        return dense(batch=256, hidden=9)
+    found = find_layout(build_graph, 4, machine=FLAT)
+    assert "no rows" in found.data_parallel.problem
+    assert (found.mesh_shape, found.layout_rules) == ("rows:4", "batch:rows")
+
+
+def test_a_rule_of_the_own_layout_that_the_program_looks_at_is_kept():
+    """No tensor has the dim, and the graph depends on its rule."""
+    def build_graph(mesh_shape="all:4", layout="batch:all;groups:all"):
+        parts = mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, mtf.Dimension("groups", 4))
+        return dense(batch=64, hidden=64 // parts)
+    found = find_layout(build_graph, 4, machine=FLAT)
+    assert found.own.layout_rules == found.layout_rules == "batch:all;groups:all"
+    assert found.seconds < found.data_parallel.seconds
+
+
+def test_a_batch_that_no_rule_can_mention():
+    def build_graph(mesh_shape="all:4", layout=""):
+        hidden = mtf.Dimension("hidden", 16)
+        parts = mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, hidden)
+        graph = mtf.Graph()
+        y = mtf.import_tf_tensor(mtf.Mesh(graph, "mesh"), tf.ones([8, 16]),
+                                 mtf.Shape([mtf.Dimension("my batch", 8), hidden]))
+        for _ in range(parts):
+            y = mtf.tanh(y)
+        return graph, [mtf.reduce_sum(y)]
+    found = find_layout(build_graph, 4, machine=FLAT, compare=["all:4;hidden:all"])
+    assert found.data_parallel.problem
+    assert not found.best.problem

@@ -481,3 +481,16 @@ def test_what_is_found_first_is_not_preferred_to_what_costs_less(monkeypatch):
         found = find_layout(graph, 4, [loss], **given)
     assert found.seconds == pytest.approx(proven.seconds)
     assert found.seconds <= min(entry.seconds for entry in found.alternatives)
+
+
+def test_what_is_beyond_the_limit_that_was_given_is_named():
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron(32)
+        free = find_layout(graph, 4, [loss], FLAT)
+        limit = 0.99 * free.memory_bytes
+        found = find_layout(graph, 4, [loss], FLAT, memory_limit=limit,
+                            compare=[f"{free.mesh_shape};{free.layout_rules}"])
+    given, = found.compared
+    assert given.memory_bytes > limit >= found.memory_bytes
+    needs = f"given 1: needs {needed_text(free.memory_bytes, limit)} per device, the limit is {bytes_text(limit)}"
+    assert needs in str(found)

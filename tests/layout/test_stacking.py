@@ -106,3 +106,16 @@ def test_an_own_layout_that_does_not_divide_what_would_be_stacked_is_told():
         return mtf.Lowering(b.graph, {b.mesh: impl})
     found = find_layout(build, 8, machine="h100")
     assert "not divisible" in found.own.problem
+
+
+def test_what_is_explained_lowers():
+    """What `rows` on the axis would cost is of no use where it does not lower."""
+    with tf.Graph().as_default():
+        builder = Builder(tf.float32)
+        outputs = read_anew(builder)
+        found = find_layout(builder.graph, 8, outputs=outputs, machine="h100", mesh_shape="all:8",
+                            fixed={"batch": None})
+        text = found.explain("rows")
+    assert found.layout_rules == ""
+    assert "rows:all" not in text
+    assert "autostack=False" in text
