@@ -14,8 +14,8 @@ from pase_mtf.machine.machine import Machine
 
 __all__ = ["allreduce_seconds", "group_sizes"]
 
-_SEVERAL_RINGS = 1024 * ITEMSIZE
-"""Bytes from which on Mesh-TF sums by several rings, where as many pieces can be made."""
+_SEVERAL_RINGS = 1024
+"""Elements from which on Mesh-TF sums by several rings, where as many pieces can be made."""
 
 
 def group_sizes(table: ConfigurationTable, positions: Sequence[int], machine: Machine) -> np.ndarray:
@@ -57,7 +57,7 @@ def _runs(table: ConfigurationTable, columns: Sequence[int]) -> Iterator[tuple[n
 
 
 def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarray, machine: Machine, *,
-                      stock: bool = False, waiting: Any = 0.0) -> np.ndarray:
+                      stock: bool = False, waiting: Any = 0.0, itemsize: int = ITEMSIZE) -> np.ndarray:
     """Seconds of an all-reduce, done by all groups of devices at the same time.
 
     On real devices: the messages one after the other that the lowering makes of it (`_latency`), or where a library
@@ -80,6 +80,7 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
       waiting: bytes of all that may be summed together with it, itself among them, as what each device has of them; a
         number, or one for each. Of the latency of a bucket (`graph.all_reduces.bucket_of`) it takes its part. By
         default, and where it has more than a bucket takes, it is alone.
+      itemsize: bytes per element, of what waits, too: how it is summed follows from elements.
 
     Returns:
       float64 [K]; 0 where the group is one device.
@@ -90,7 +91,8 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
         nodes, messages, blocks = np.ones(1), 2.0 * (size - 1.0), size + 1.0
         if stock:
             # What does not divide by the members goes round one ring, however large it is.
-            large = (nbytes >= _SEVERAL_RINGS) & (np.rint(nbytes / ITEMSIZE) % size == 0)
+            elements = np.rint(nbytes / itemsize)
+            large = (elements >= _SEVERAL_RINGS) & (elements % size == 0)
             rings = np.where(large, size, 1.0)
             nodes = rings * (2.0 * size - 2.0) + np.where(large, 4.0 * size, 0.0)
             messages = rings * (2.0 * size - 2.0)
@@ -98,13 +100,13 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
         each = machine.with_overhead(blocks * nbytes / link.bandwidth, nodes) + messages * link.latency
         return np.where(size > 1, each * devices / size, 0.0)
     left: np.ndarray = np.asarray(nbytes, np.float64)
-    together: np.ndarray = np.maximum(left, ITEMSIZE * bucket_of(np.asarray(waiting) / ITEMSIZE))
+    together: np.ndarray = np.maximum(left, itemsize * bucket_of(np.asarray(waiting) / itemsize))
     size = groups.prod(axis=0)
-    seconds = _latency(together, groups, machine)
+    seconds = _latency(together / itemsize, groups, machine)
     if machine.sums_by_trees and not stock:
         seconds = np.minimum(seconds, _latency_of_trees(groups, machine))
     else:
-        seconds += summing_seconds(together, way_of(together / ITEMSIZE, size), size, machine)
+        seconds += summing_seconds(together, way_of(together / itemsize, size), size, machine)
     # What is summed in a bucket is read and written to make that; slices of it lie in memory as they are.
     made = machine.with_overhead(2.0 * together / machine.memory_bandwidth)
     seconds += np.where((size > 1) & (together > left), made, 0.0)
@@ -115,14 +117,14 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
     return seconds
 
 
-def _latency(nbytes: np.ndarray, groups: np.ndarray, machine: Machine) -> np.ndarray:
+def _latency(elements: np.ndarray, groups: np.ndarray, machine: Machine) -> np.ndarray:
     """Seconds of latency of an all-reduce that the lowering makes of messages; see `allreduce_seconds`.
 
     A piece goes round a ring in the order of the devices, so that most of its hops are within a node; where all
     exchange pieces with all, most are sent to other nodes. Else the few messages are over the slowest link.
     """
     size = groups.prod(axis=0)
-    way = way_of(nbytes / ITEMSIZE, size)
+    way = way_of(elements, size)
     slowest, round_a_ring, to_all = np.zeros_like(size), np.zeros_like(size), np.zeros_like(size)
     inner, outer = np.ones_like(size), size
     for link, across in zip(machine.links, groups, strict=True):

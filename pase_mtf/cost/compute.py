@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
-from pase_mtf.cost.moves import move_seconds
+from pase_mtf.cost.moves import handed_on, move_seconds
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.rows import adding_bytes, rows_seconds, travel_as_rows
 from pase_mtf.cost.signature import FILTER_GRADIENT, MULTIPLYING, PHASES, OperationSignature, TensorBytes, counted
@@ -93,7 +93,10 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
                     early = np.where(travels, 0.0, row)
                     result[PHASES.index("update")] += times * devices * (row - early)
             result[PHASES.index(entry.phase)] += times * devices * early
-            result[_OVERHEAD] += times * devices * (machine.with_overhead(row, entry.nodes) - row)
+            # Mesh-TF itself has a node for every block that it hands on.
+            move = None if reshardings.stock and machine.shared_cores else entry.move
+            nodes = entry.nodes * ~handed_on(move, table) if move else entry.nodes
+            result[_OVERHEAD] += times * devices * (machine.with_overhead(row, nodes) - row)
     for entry, times in operations.items():
         for (columns, tensors), gradient in entry.sums_within(
                 on_edges=reshardings.sums_on_edges, added_on_edges=reshardings.adds_on_edges):
@@ -121,6 +124,10 @@ def _operation_seconds(entries: Sequence[OperationSignature], table: Configurati
     for number, entry in enumerate(entries):
         if entry.passed_on and not (stock and entry.kind != "reduction"):  # Mesh-TF itself adds it to zeros
             seconds[number, _is_passed_on(entry, table)] = 0.0
+        if entry.turned and not stock:
+            seconds[number, _is_turned_in_place(entry, table)] = 0.0
+        if entry.move:
+            seconds[number, handed_on(entry.move, table)] = 0.0
     return seconds
 
 
@@ -130,6 +137,17 @@ def _is_passed_on(entry: OperationSignature, table: ConfigurationTable) -> np.nd
         return np.zeros(len(table.devices), np.bool_)
     (read, whole), (made, left) = entry.inputs[0], entry.outputs[0]
     found: np.ndarray = np.isclose(whole * table.share(read), left * table.share(made), rtol=1e-9)
+    return found
+
+
+def _is_turned_in_place(entry: OperationSignature, table: ConfigurationTable) -> np.ndarray:
+    """Whether the dims of which a device has more than one element keep their order: TensorFlow gives that another
+    shape, without a copy. bool [K]."""
+    before, found = np.full(len(table.devices), -1), np.ones(len(table.devices), np.bool_)
+    for column, size, place in entry.turned:
+        several = table.shards[:, column] < size
+        found &= ~several | (place > before)
+        before = np.where(several, place, before)
     return found
 
 
@@ -184,7 +202,9 @@ def sum_seconds(entry: OperationSignature, reduced: Sequence[int], tensors: Sequ
       travel so, of rows that devices give each other; or of giving each other what they have found.
     """
     if entry.gathered:
-        return sum((_gathering_seconds(reduced, tensor, table, reshardings) for tensor in tensors),
+        # Of a part that has fewer elements than are wanted all are found, of every output as many as of the first.
+        most = entry.inputs[0][1] / max(entry.outputs[0][1], 1.0)
+        return sum((_gathering_seconds(reduced, tensor, most, table, reshardings) for tensor in tensors),
                    np.zeros(len(table.devices)))
     nbytes, whole = np.asarray(sum(size * table.share(columns) for columns, size in tensors)), sum(
         size for _, size in tensors)
@@ -192,7 +212,7 @@ def sum_seconds(entry: OperationSignature, reduced: Sequence[int], tensors: Sequ
     # Of the others it is not known how they are split: as these are.
     waiting = reshardings.waiting * nbytes / whole if gradient and whole else 0.0
     seconds = allreduce_seconds(nbytes, group_sizes(table, reduced, machine), table.devices, machine,
-                                stock=reshardings.stock, waiting=waiting)
+                                stock=reshardings.stock, waiting=waiting, itemsize=entry.itemsize)
     if reshardings.stock:
         seconds = seconds * (1 + entry.again)
     row_sum = entry.row_sum
@@ -202,12 +222,12 @@ def sum_seconds(entry: OperationSignature, reduced: Sequence[int], tensors: Sequ
     return np.where(as_rows, rows_seconds(row_sum, table, reshardings), seconds) if as_rows.any() else seconds
 
 
-def _gathering_seconds(reduced: Sequence[int], tensor: TensorBytes, table: ConfigurationTable,
+def _gathering_seconds(reduced: Sequence[int], tensor: TensorBytes, most: float, table: ConfigurationTable,
                        reshardings: Reshardings) -> np.ndarray:
     """Seconds in which devices give each other what each has found along some dims, float64 [K].
 
     What they have found is a tensor with one more dim for each of these, of as many elements as there are parts, which
-    is split as they are; all devices need all of it.
+    is split as they are; all devices need all of it. In more than `most` parts each has fewer than are wanted.
     """
     columns, nbytes = tensor
     held = table.shardings((*columns, *sorted({column for column in reduced if column >= 0})))
@@ -219,7 +239,8 @@ def _gathering_seconds(reduced: Sequence[int], tensor: TensorBytes, table: Confi
         some = parts == count
         source, target = (DistinctShardings(each.devices[some], each.shards[some], each.strides[some],
                                             np.arange(some.sum(), dtype=np.int32)) for each in (held, needed))
-        pairs = reshardings.seconds(source, target, (count, round(nbytes / ITEMSIZE)), ITEMSIZE)
+        found = nbytes * min(1.0, most / count)
+        pairs = reshardings.seconds(source, target, (count, round(found / ITEMSIZE)), ITEMSIZE)
         seconds[some] = pairs.diagonal()
     gathered: np.ndarray = seconds[held.index]
     return gathered

@@ -13,6 +13,9 @@ __all__ = ["Moved", "Shards", "moved", "until_taken", "whole_bytes"]
 
 Shards: TypeAlias = "tuple[tuple[int, int], ...]"
 
+_ALIGNED = 64
+"""Bytes by which the rows of a tensor have to divide that TensorFlow slices along its first dim without a copy."""
+
 
 class Moved(NamedTuple):
     """What a device holds of a tensor as another layer reads it.
@@ -39,8 +42,8 @@ def moved(edge: Edge, source: Configuration, target: Configuration, shared: bool
     """What moving a tensor takes of the fullest device.
 
     A block that is needed is sliced out of those that it overlaps, and concatenated, dim by dim, of several. Who has a
-    block slices it for all that have none of it. TensorFlow slices the first dim without a copy: the slices show the
-    block.
+    block slices it for all that have none of it. TensorFlow slices the first dim without a copy where rows are aligned:
+    the slices show the block.
 
     Args:
       edge: the tensor, and how its layers name its dims; without a source's where the devices hold nothing of it.
@@ -57,8 +60,10 @@ def moved(edge: Edge, source: Configuration, target: Configuration, shared: bool
     blocks = math.prod(of_held for of_held, _ in counts)
     pieces = math.prod(max(of_needed // of_held, 1) for of_held, of_needed in counts)
     block, nbytes = whole_bytes(edge) / blocks, whole_bytes(edge) / math.prod(of_needed for _, of_needed in counts)
-    # Thirds that become halves: the middle one is cut, too.
-    shown = not any(of_held % of_needed for of_held, of_needed in counts[1:])
+    # Thirds that become halves: the middle one is cut, too. Rows that are not aligned TensorFlow copies all the same.
+    row = edge.itemsize * math.prod(size // of_held for size, (of_held, _) in zip(
+        edge.shape[1:], counts[1:], strict=True))
+    shown = not any(of_held % of_needed for of_held, of_needed in (counts if row % _ALIGNED else counts[1:]))
     sliced = 0.0 if shown else block / pieces * math.ceil(pieces * blocks / source.devices)
     # The middle one of three lies in two halves; on one host the others are shown.
     if concats := sum(of_needed < of_held or (not shared and of_needed % of_held > 0)
@@ -68,8 +73,9 @@ def moved(edge: Edge, source: Configuration, target: Configuration, shared: bool
         return Moved(nbytes, needed, True, sliced + nbytes if concats > 1 else arrived)
     if not shared:
         return Moved(nbytes, needed, True, sliced)
-    if not shown:
-        return Moved(max(nbytes, sliced), needed, sliced <= nbytes, 0.0)
+    if not shown:  # the middle third of halves is put together, beside its pieces and what is cut for others
+        joined = nbytes if any(of_needed % of_held for of_held, of_needed in counts) else 0.0
+        return Moved(max(nbytes, sliced), needed, sliced <= nbytes, joined)
     return Moved(0.0 if in_place and pieces > 1 else nbytes, needed, False, 0.0)
 
 

@@ -41,6 +41,7 @@ class _Item(NamedTuple):
       rows: unsplit bytes, where devices may give each other rows of a table instead.
       of_row: the number, in the layer, of the dims of a row.
       narrow: whether such rows are added up in a type of twice as many bytes.
+      itemsize: bytes per element of what arrives for a sum.
     """
 
     part: int
@@ -56,6 +57,7 @@ class _Item(NamedTuple):
     rows: float = 0.0
     of_row: int = 0
     narrow: bool = False
+    itemsize: int = 4
 
 
 class Shares:
@@ -122,7 +124,7 @@ class LayerItems:
         self.arrives, self.of_sum, self.narrow = (
             np.array(columns.get(name, ()), bool) for name in ("arrives", "of_sum", "narrow"))
         self.nbytes, self.rows = (np.array(columns.get(name, ()), np.float64) for name in ("nbytes", "rows"))
-        self.of_row = np.array(columns.get("of_row", ()), np.int64)
+        self.of_row, self.itemsize = (np.array(columns.get(name, ()), np.int64) for name in ("of_row", "itemsize"))
         self._is_update = layer.kind == "update"
         key = tuple(self.position.items()), width, tuple(self._patterns)
         if key not in known:
@@ -146,6 +148,9 @@ class LayerItems:
             yield _Item(_WEIGHTS if variable.trainable else _SLOTS, size(variable.operand),
                         self._pattern(variable.operand.dims), 0, last)
         for operation in layer.operations:
+            if operation.role == "rename":
+                yield from self._renamed(operation)
+                continue
             partial = _partial_sums(operation)
             for held in operation.held:
                 operand = operation.inputs[-1 - held.output] if held.output < 0 else operation.outputs[held.output]
@@ -170,7 +175,16 @@ class LayerItems:
                         of_row = self._pattern((*summed.dims[:dim], *summed.dims[dim + 1:]))
                     yield _Item(BUFFERS, nbytes, self._pattern(summed.dims), begin, begin - 1,
                                 parts_of, held.waits_until if arrives else until, arrives, rows=rows, of_row=of_row,
-                                narrow=rows > 0.0 and summed.itemsize == 2)
+                                narrow=rows > 0.0 and summed.itemsize == 2, itemsize=summed.itemsize)
+
+    def _renamed(self, operation: LayerOperation) -> Iterator[_Item]:
+        """What a rename makes: it shows what it reads, but where a dim that it renames, or makes, is split: then every
+        device is given a block of its own (`cost.moves`)."""
+        (x,), (y,) = operation.inputs, operation.outputs
+        changed = {name for pair in zip(x.dims, y.dims, strict=False) if pair[0] != pair[1] for name in pair} - {""}
+        for held in operation.held if x.shape == y.shape and changed else ():
+            yield _Item(BUFFERS, float(math.prod(y.shape)) * y.itemsize, self._pattern(y.dims), held.begin,
+                        held.begin - 1, self._pattern(tuple(sorted(changed))), held.end)
 
     def shares_of(self, dims: Sequence[str], configurations: Sequence[Configuration]) -> np.ndarray:
         """What fraction of a tensor of these dims a device holds, under each configuration: float64 [K]."""
@@ -253,6 +267,7 @@ class AllItems(NamedTuple):
     rows: np.ndarray
     of_row: np.ndarray
     narrow: np.ndarray
+    itemsize: np.ndarray
 
     @classmethod
     def of(cls, layers: Sequence[LayerItems]) -> AllItems:

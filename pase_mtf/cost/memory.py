@@ -35,7 +35,7 @@ import numpy as np
 from pase_mtf.cost.copies import Moved, moved, until_taken, whole_bytes
 from pase_mtf.cost.held import ACTIVATIONS, BUFFERS, MEMORY_PARTS, AllItems, LayerItems, Shares, or_rows
 from pase_mtf.cost.unfolded import Unfolded
-from pase_mtf.graph.all_reduces import ITEMSIZE, at_once
+from pase_mtf.graph.all_reduces import at_once
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
@@ -233,10 +233,11 @@ class MemoryModel:
         # Another layer takes its part of a sum when all has arrived.
         np.maximum.at(most, moments, np.maximum(nbytes[arriving] + made[layer], elsewhere[layer]))
         if not self._shared:  # some of a bucket are used while others still lie in what has arrived
-            waiting = ~np.isin(layer, alone) & (at_once(nbytes[arriving] / ITEMSIZE) == 1.0)
+            count = nbytes[arriving] / items.itemsize[arriving]
+            waiting = ~np.isin(layer, alone) & (at_once(count) == 1.0)
             used = nbytes[arriving] + np.maximum(made, elsewhere)[layer]
             elements, together = (np.bincount(moments[waiting], column[waiting], self.moments)
-                                  for column in (nbytes[arriving] / ITEMSIZE, used))
+                                  for column in (count, used))
             most = np.maximum(most, together * at_once(elements))
         return (_Copy(float(most[moment]), moment, moment) for moment in np.unique(moments).tolist())
 

@@ -16,7 +16,7 @@ from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.tables import ConfigurationTable, positions_of
 from pase_mtf.graph.computation_graph import LayerOperation
 
-__all__ = ["Move", "move_elements", "move_of", "move_seconds"]
+__all__ = ["Move", "handed_on", "move_elements", "move_of", "move_seconds"]
 
 
 class Move(NamedTuple):
@@ -59,6 +59,16 @@ def move_of(operation: LayerOperation, position: dict[str, int]) -> Move | None:
     return Move(source, target, x.shape, x.itemsize, summed=summed)
 
 
+def handed_on(move: Move, table: ConfigurationTable) -> np.ndarray:
+    """Whether it is a shift by whole blocks: devices take those of others as they are, and copy nothing. bool [K]."""
+    if not move.shifted:
+        return np.zeros(len(table.devices), bool)
+    place, offset = move.shifted
+    shards = table.shards[:, move.source[place]]
+    found: np.ndarray = (shards > 1) & (offset % np.maximum(move.shape[place] // shards, 1) == 0)
+    return found
+
+
 def _halo(move: Move, table: ConfigurationTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(elements a device sends in a shift, shards, strides of the shifted dim), each [K]; 0 where it is whole."""
     place, offset = move.shifted
@@ -66,7 +76,9 @@ def _halo(move: Move, table: ConfigurationTable) -> tuple[np.ndarray, np.ndarray
     shards = table.shards[:, column]
     block = move.shape[place] / shards
     elements = math.prod(move.shape) * table.share([c for c in move.source if c >= 0])
-    return np.where(shards > 1, elements * np.minimum(1.0, offset / block), 0.0), shards, table.strides[:, column]
+    # Of a shift by nearly all of the dim a device has most itself (in circles), or nobody has it.
+    across = min(offset, move.shape[place] - offset) if offset < move.shape[place] else offset
+    return np.where(shards > 1, elements * np.minimum(1.0, across / block), 0.0), shards, table.strides[:, column]
 
 
 def move_seconds(move: Move, table: ConfigurationTable, reshardings: Reshardings) -> np.ndarray:
@@ -83,16 +95,23 @@ def move_seconds(move: Move, table: ConfigurationTable, reshardings: Reshardings
         seconds: np.ndarray = pairs[source.index, target.index]
         return seconds
     elements, shards, strides = _halo(move, table)
+    if not move.shifted[1]:  # by nothing: everything stays where it is
+        return np.zeros(len(shards))
+    size, offset = move.shape[move.shifted[0]], move.shifted[1]
+    across, block = min(offset, size - offset), np.maximum(size // shards, 1)
+    # By more than a block, and by no whole ones: what a device needs is of two others.
+    messages = np.where((across > block) & (across % block > 0), 2.0, 1.0)
     if machine.shared_cores:
         # Sent by reference, to all but the first of a row; slicing and concatenating is the operation's own work.
-        return np.where(shards > 1, table.devices * (shards - 1) / shards * machine.links[-1].latency, 0.0)
+        sent = messages * table.devices * (shards - 1) / shards
+        return np.where(shards > 1, sent * machine.links[-1].latency, 0.0)
     # Some device has its neighbour beyond every link domain that does not consist of whole rows of shards.
     seconds = np.zeros(len(shards))
     below = np.ones(len(shards), bool)
     for link in machine.links:
         here = below & ((link.devices % (shards * strides) == 0) | (table.devices <= link.devices)
                         | (link is machine.links[-1]))
-        seconds = np.where(here, link.latency + elements * move.itemsize / link.bandwidth, seconds)
+        seconds = np.where(here, messages * link.latency + elements * move.itemsize / link.bandwidth, seconds)
         below &= ~here
     return np.where(shards > 1, seconds, 0.0)
 

@@ -58,11 +58,11 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
     whole, like = _of_dims(source, rank)
     moved = reshardings.seconds(whole, target, shape, itemsize)
     seconds: np.ndarray = moved[like]
-    seconds += _allreduced(source, rank, nbytes, reshardings, 0.0)[:, None]
+    seconds += _allreduced(source, rank, nbytes, reshardings, 0.0, itemsize)[:, None]
     blocks, wanted = source.shards[:, :rank].prod(axis=1), target.shards.prod(axis=1)
     if waits:
         in_place = (moved == 0.0)[like] & (blocks[:, None] == wanted) & (source.devices[:, None] == target.devices)
-        together = _allreduced(source, rank, nbytes, reshardings, reshardings.waiting)
+        together = _allreduced(source, rank, nbytes, reshardings, reshardings.waiting, itemsize)
         seconds = np.where(in_place, together[:, None], seconds)
     if not reshardings.sums_on_edges:
         return seconds
@@ -175,13 +175,13 @@ def _rows(source: DistinctShardings, rank: int, shape: Sequence[int], itemsize: 
 
 
 def _allreduced(source: DistinctShardings, rank: int, nbytes: float, reshardings: Reshardings,
-                waiting: float) -> np.ndarray:
+                waiting: float, itemsize: int) -> np.ndarray:
     """Seconds of the all-reduces where the parts are made, float64 [R]; so many bytes of others wait, unsplit."""
     table = ConfigurationTable(source.devices, source.shards, source.strides)
     groups = group_sizes(table, range(rank, source.shards.shape[1]), reshardings.machine)
     blocks = source.shards[:, :rank].prod(axis=1)
     return allreduce_seconds(nbytes / blocks, groups, source.devices, reshardings.machine,
-                             stock=reshardings.stock, waiting=waiting / blocks)
+                             stock=reshardings.stock, waiting=waiting / blocks, itemsize=itemsize)
 
 
 def _shards_of(shardings: DistinctShardings) -> list[_Shards]:

@@ -222,35 +222,42 @@ def _count_own(rows: np.ndarray, columns: np.ndarray, source_devices: np.ndarray
 
 
 @compiled
-def _slices_and_concatenations(shards: np.ndarray, wanted: np.ndarray,
+def _slices_and_concatenations(shards: np.ndarray, wanted: np.ndarray, among: bool,
                                ) -> tuple[float, float, float]:  # pragma: no cover (compiled)
     """How one pair of shardings is lowered: (how many times the tensor is copied, nodes, blocks that are concatenated
     beyond the first of each).
 
-    Blocks are sliced one dim after the other, and concatenated one dim after the other; each time the whole tensor is
-    copied, but for slices of the first dim, which lie in memory as they are.
+    Blocks are sliced one dim after the other, and concatenated one dim after the other; each time those are copied that
+    are cut or put together (all, where one number of shards divides the other), but for slices of the first dim, which
+    lie in memory as they are. `among`: the target's devices are of the source's.
     """
     blocks, made, pieces = 1.0, 1.0, 1.0
     for dim in range(len(shards)):
         blocks *= shards[dim]
         made *= wanted[dim]
     copied, nodes, slicing, joining = 0.0, 0.0, blocks, made
+    if among and blocks == 1.0 and made > 1.0:  # whoever makes a block has all of the tensor, and slices by one node
+        return (0.0 if made == wanted[0] else 1.0), made, 0.0
     for dim in range(len(shards)):
-        cells = shards[dim] + wanted[dim] - gcd(shards[dim], wanted[dim])
+        common = gcd(shards[dim], wanted[dim])
+        cells = shards[dim] + wanted[dim] - common
         if cells > shards[dim]:
-            copied += 1.0 if dim else 0.0
-            nodes += slicing
+            cut = min(shards[dim], wanted[dim] - common)  # of thirds that become halves the middle one alone
+            copied += cut / shards[dim] if dim else 0.0
+            # Equal pieces of a block are made by one node, others by one each.
+            nodes += slicing * (1.0 if common == shards[dim] else (cells - shards[dim] + cut) / shards[dim])
             slicing *= cells / shards[dim]
         if cells > wanted[dim]:
-            copied += 1.0
-            nodes += joining
+            joined = min(wanted[dim], shards[dim] - common) / wanted[dim]  # of halves that become thirds the middle one
+            copied += joined
+            nodes += joining * joined
             joining *= cells / wanted[dim]
             pieces *= cells / wanted[dim]
     return copied, nodes, made * (pieces - 1.0)
 
 
 @compiled
-def _slices_and_concatenations_of_all(source_shards: np.ndarray, target_shards: np.ndarray,
+def _slices_and_concatenations_of_all(source_shards: np.ndarray, target_shards: np.ndarray, among: np.ndarray,
                                       ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # pragma: no cover (compiled)
     """`_slices_and_concatenations` of all pairs, each float64 [R, C]."""
     rows, columns = len(source_shards), len(target_shards)
@@ -258,7 +265,7 @@ def _slices_and_concatenations_of_all(source_shards: np.ndarray, target_shards: 
     for row in range(rows):
         for column in range(columns):
             copied[row, column], nodes[row, column], joined[row, column] = _slices_and_concatenations(
-                source_shards[row], target_shards[column])
+                source_shards[row], target_shards[column], among[row, column])
     return copied, nodes, joined
 
 
@@ -282,7 +289,8 @@ class _Copies:
           (copied, nodes, sent), each float64 [R, C]: how many times the tensor is copied, the nodes that slice and
           concatenate, and how often a block is sent to another device.
         """
-        copied, nodes, joined = _slices_and_concatenations_of_all(source.shards, target.shards)
+        among = (source.devices[:, None] >= target.devices) & (not elsewhere)
+        copied, nodes, joined = _slices_and_concatenations_of_all(source.shards, target.shards, among)
         pairs = self._pairs.number(source, target)
         if len(pairs.new):
             self._own = np.concatenate((self._own, _count_own(pairs.new[:, 0], pairs.new[:, 1], *source, *target)))

@@ -18,7 +18,7 @@ from pase_mtf.cost.moves import Move, move_of
 from pase_mtf.cost.rows import RowSum, row_sum_of
 from pase_mtf.cost.tables import dim_positions, positions_of
 from pase_mtf.graph.all_reduces import ITEMSIZE, at_once
-from pase_mtf.graph.computation_graph import TOP_K, Layer, LayerOperation, Operand
+from pase_mtf.graph.computation_graph import ADDED, TOP_K, Layer, LayerOperation, Operand
 from pase_mtf.graph.layer_operation import REPEAT, SUM
 
 __all__ = ["FILTER_GRADIENT", "MULTIPLYING", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "counted",
@@ -66,6 +66,9 @@ class OperationSignature(NamedTuple):
       trips: of `LayerOperation`; the same operation run as often as another layer repeats it costs the same.
       after_loop: its `sums` are of what a loop has added up: they are made when all of the loop has ended.
       passed_on: a device that has as many elements of its output as of its input takes them as they are.
+      itemsize: bytes per element of its `sums`.
+      turned: of what does nothing but bring the dims of a tensor into another order, of each dim in that order: its
+        column, its size, and its place before.
     """
 
     phase: str
@@ -91,6 +94,8 @@ class OperationSignature(NamedTuple):
     again: int = 0
     after_loop: bool = False
     passed_on: bool = False
+    itemsize: int = ITEMSIZE
+    turned: tuple[tuple[int, int, int], ...] = ()
 
     def sums_within(self, *, on_edges: bool, added_on_edges: bool) -> tuple[tuple[PartialSums, bool], ...]:
         """Those of `sums` that the layer pays for as such, and whether they are of gradients of weights.
@@ -113,12 +118,20 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
                                     for variable in layer.variables if variable.trainable)
     # What a loop adds up is two entries of one index: the addition of every iteration, and the sum after the loop.
     entries = collections.Counter(operation.index for operation in layer.operations)
+    # Rows of a table's gradient are kept, those of all microbatches, and added up once: nothing is added before that.
+    rows = {operation.outputs[0]: row_sum for operation in layer.operations
+            if operation.looked_up and operation.reduced and not any(operation.sums_pending)
+            and variables[operation.outputs[0].dims, operation.outputs[0].shape] == 1
+            and (row_sum := row_sum_of(operation, position)) is not None}
     found = []
     for operation in layer.operations:
         move = move_of(operation, position)
         if operation.kind != "none" or operation.sums or move:
             after_loop = operation.kind == "none" and bool(operation.sums) and entries[operation.index] > 1
-            found.append(_operation_signature(operation, move, variables, position, after_loop=after_loop))
+            entry = _operation_signature(operation, move, variables, position, after_loop=after_loop)
+            if operation.index == ADDED and operation.outputs[0] in rows:
+                entry = entry._replace(row_sum=rows[operation.outputs[0]]._replace(is_last=False))
+            found.append(entry)
     return tuple(found)
 
 
@@ -169,7 +182,7 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
     if kind == "matmul" and len(operation.inputs) == 2 and operation.nodes == 1:  # else it is a function of slices
         batched, transposed = _product_order(operation)
         kind = "batched matmul" if batched else kind
-    elif operation.role == "filter gradient":
+    elif operation.role == "filter gradient" and kind != "none":
         kind = FILTER_GRADIENT
     weights = tuple(variables[operand.dims, operand.shape] for operand in operation.inputs)
     return OperationSignature(
@@ -185,9 +198,10 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
                         for _, summed in operation.sums),
         pending=operation.sums_pending, added=operation.sums_added, row_sum=row_sum_of(operation, position),
         gathered=operation.role == TOP_K, again=operation.summed_again, after_loop=after_loop,
-        passed_on=_may_be_passed_on(operation),
+        passed_on=_may_be_passed_on(operation), turned=_turned(operation, position),
         narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs),
-        wide=kind in MULTIPLYING and all(operand.itemsize == 8 for operand in operation.inputs))
+        wide=kind in MULTIPLYING and all(operand.itemsize == 8 for operand in operation.inputs),
+        itemsize=next((operand.itemsize for _, summed in operation.sums for operand in summed), ITEMSIZE))
 
 
 def _may_be_passed_on(operation: LayerOperation) -> bool:
@@ -196,9 +210,22 @@ def _may_be_passed_on(operation: LayerOperation) -> bool:
     if len(operation.inputs) != 1 or len(operation.outputs) != 1:
         return False
     given, made = (list(zip(end.dims, end.shape, strict=True)) for end in (*operation.inputs, *operation.outputs))
+    if operation.role == SUM:  # what is left in another order is brought into it, what nobody gave is repeated
+        given, made = made, given
     left = iter(made)
-    in_order = given[:1] == made[:1] and all(dim in left for dim in given)
-    return operation.role == SUM or (operation.role == REPEAT and in_order)
+    in_order = all(dim in left for dim in given)
+    return in_order and (operation.role == SUM or (operation.role == REPEAT and given[:1] == made[:1]))
+
+
+def _turned(operation: LayerOperation, position: dict[str, int]) -> tuple[tuple[int, int, int], ...]:
+    """`OperationSignature.turned`; empty of all else: one node that makes what it reads in another order."""
+    if operation.kind != "pointwise" or operation.nodes != 1 or (
+            len(operation.inputs) != 1 or len(operation.outputs) != 1):
+        return ()
+    given, made = (list(zip(end.dims, end.shape, strict=True)) for end in (*operation.inputs, *operation.outputs))
+    if given == made or sorted(given) != sorted(made) or len(set(given)) < len(given):
+        return ()
+    return tuple((position.get(name, -1), size, given.index((name, size))) for name, size in made)
 
 
 def _adds_gradients(operation: LayerOperation) -> bool:
@@ -210,10 +237,10 @@ def _adds_gradients(operation: LayerOperation) -> bool:
 
 def waiting_bytes(layers: Iterable[Layer]) -> float:
     """Unsplit bytes of the gradients of a program that may be summed together: of those no larger than a bucket."""
-    sizes = (nbytes for signature in layer_signatures(layers) for entry in signature
+    sizes = ((nbytes, entry.itemsize) for signature in layer_signatures(layers) for entry in signature
              for (_, outputs), gradient in zip(entry.sums, entry.gradients, strict=True) if gradient
              for _, nbytes in outputs)
-    return sum(nbytes for nbytes in sizes if at_once(nbytes / ITEMSIZE) == 1.0)
+    return sum(nbytes for nbytes, itemsize in sizes if at_once(nbytes / itemsize) == 1.0)
 
 
 def _product_order(operation: LayerOperation) -> tuple[bool, list[Operand]]:

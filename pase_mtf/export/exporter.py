@@ -311,7 +311,8 @@ class _Exporter:
             inputs=content.inputs, outputs=content.outputs, reduced=sums[0] if len(set(sums)) == 1 else (),
             partial_sums=sums if len(set(sums)) > 1 else (), shift=content.shift, role=content.role,
             nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs, trips=fact.trips,
-            held=() if loop else self._lifetimes.of_outputs(fact.operation, nodes.besides) if not fact.assigns else (
+            held=() if loop else self._lifetimes.of_renamed(fact.outputs[0]) if fact.role == "rename" else (
+                self._lifetimes.of_outputs(fact.operation, nodes.besides)) if not fact.assigns else (
                 self._lifetimes.of_converted([(shown.operation, value) for value, shown in self._assigned.get(
                     (fact.index, group), ())])),
             pending_outputs=() if loop else tuple([number for number, tensor in enumerate(fact.outputs)

@@ -107,13 +107,17 @@ class _Grouping:
         return list(dict.fromkeys([newest, *sorted(owners, key=lambda owner: -anchor(owner))]))
 
     def _reshape_group(self, fact: OperationFacts, placed: list[int]) -> int:
+        output = fact.outputs[0].shape
+        # What is made without names (`mtf.anonymize`) is lowered whole, whatever the layer calls like it: tensors that
+        # have nothing to do with each other share these names.
+        hidden = {name for name in output.dimension_names if name.startswith("_anonymous_")}
         for owner in self.groups.owners(placed):
-            if self.groups[owner].covers(fact):
+            if self.groups[owner].covers(fact) and hidden.isdisjoint(self.groups[owner].aliases):
                 return owner
         owner = self.groups.open(fact.index)
         group = self.groups[owner]
-        output = fact.outputs[0].shape
-        pairs = corresponding_dims(fact.operation.inputs[0].shape, output)
+        pairs = [(inner, outer) for inner, outer in corresponding_dims(fact.operation.inputs[0].shape, output)
+                 if outer.name not in hidden]
         for inner, outer in pairs:
             if inner.name != outer.name and inner.name not in output.dimension_names:
                 group.aliases[inner.name] = outer.name

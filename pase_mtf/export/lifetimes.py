@@ -67,6 +67,9 @@ class Lifetimes:
         self._spans = dict(zip(copies, zip(*(
             itertools.starmap(HeldCopy, zip(*(moment_of[places].tolist() for places in order.copies), strict=True))
             for order, moment_of in zip(orders, self._moment_of, strict=True)), strict=True), strict=True))
+        self._read_as = collections.defaultdict[int, list[tuple[HeldCopy, ...]]](list)  # tensor -> of every reader
+        for (name, _), spans in self._spans.items():
+            self._read_as[name].append(spans)
 
     def of_outputs(self, operation: mtf.Operation, inner: float = 0.0) -> tuple[Held, ...]:
         """When what the operation makes is there.
@@ -94,6 +97,13 @@ class Lifetimes:
         number, tensor = max(tensors, key=lambda entry: entry[1].size * entry[1].dtype.size)
         times = besides / max(tensor.size * tensor.dtype.size, 1)
         return (*held, *(Held(number, begin, begin, times) for begin in begins))
+
+    def of_renamed(self, tensor: mtf.Tensor) -> tuple[Held, ...]:
+        """When a block of what a reshape makes is there, were it moved: until its last reader is done, in every
+        order."""
+        readers = self._read_as.get(self._steps.tensors.number.get(tensor, -1), ())
+        return tuple(Held(0, min(span.begin for span in spans), max(span.end for span in spans))
+                     for spans in zip(*readers, strict=True))
 
     def of_sum(self, total: mtf.Tensor) -> tuple[Held, ...]:
         """When what a loop adds up is there, as the output of an operation of its own."""

@@ -54,6 +54,7 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
     facts = list(facts)
     consumers = Counter(tensor for fact in facts for tensor in fact.reads)
     consumers.update(accumulated.values())
+    consumers.update(start for fact in facts for start in fact.starts)
     # Who waits for a sum has it made where its parts are.
     awaited = [tensor for fact in facts for tensor in fact.rule.waits_for(fact.operation)
                if isinstance(tensor, mtf.Tensor)]

@@ -66,7 +66,7 @@ class _Parts:
             stock.update(passed)
             sources = [] if fact.contracts else [tensor for tensor in dict.fromkeys(reads) if tensor in stock]
             self._passed.update(dict.fromkeys(passed, sources))
-            self._readers.update(set(reads))
+            self._readers.update({*reads, *(self.same.get(start, start) for start in fact.starts)})
         for output, sources in self._passed.items():
             payer = self.payer(output)
             if payer is not None:

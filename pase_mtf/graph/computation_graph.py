@@ -31,6 +31,8 @@ VERSION = 3
 ADDED = -1
 """`LayerOperation.index` of what stands in no program: what adds a microbatch's gradient to those before."""
 _MOST_MOMENTS = 10 ** 7
+_MOST_TIMES = 2 ** 53
+"""What a float tells apart: nothing happens more often in a step."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -229,6 +231,9 @@ def _problem(graph: ComputationGraph) -> str:
     names = [layer.name for layer in graph.layers]
     if len(set(names)) != len(names):
         return "two layers of one name"
+    assumed = graph.meta.get("assumed", [])  # which the hash does not cover
+    if not (isinstance(assumed, list) and all(isinstance(sentence, str) for sentence in assumed)):
+        return f"it rests on {shortened(assumed)}, which are no sentences"
     operands: dict[Operand, None] = {}
     for layer in graph.layers:
         if min(layer.dims.values(), default=0) < 0:
@@ -247,7 +252,7 @@ def _problem(graph: ComputationGraph) -> str:
     for edge in graph.edges:
         if not (0 <= edge.source < len(names) and 0 <= edge.target < len(names)):
             return f"an edge from layer {shortened(edge.source)} to {shortened(edge.target)} of {len(names)}"
-        if edge.trips < 0:
+        if not 0 <= edge.trips <= _MOST_TIMES:
             return f"tensor {shortened(edge.tensor)} moves {shortened(edge.trips)} times"
         if not set(edge.pending) <= set(graph.layers[edge.source].splittable):
             return f"tensor {shortened(edge.tensor)} is summed over {shortened(edge.pending)}, which are not split"
@@ -280,8 +285,10 @@ def _problem(graph: ComputationGraph) -> str:
 
 def _problem_of_operation(operation: LayerOperation) -> str:
     name = f"operation {shortened(operation.name)}"
-    if operation.trips < 0:
+    if not 0 <= operation.trips <= _MOST_TIMES:
         return f"{name} runs {shortened(operation.trips)} times"
+    if operation.nodes > _MOST_TIMES:
+        return f"{name} becomes {shortened(operation.nodes)} nodes"
     if min(operation.flops, operation.nodes, operation.traffic, operation.broadcast_runs,
            operation.summed_again + 1) < 0:
         return f"{name} has less than no work"

@@ -260,7 +260,10 @@ def scattered_shards(positions: int, shards: tuple[tuple[int, int], ...], shape:
 
 
 def _atoms(old: Sequence[int], new: Sequence[int]) -> tuple[list[int], list[list[int]], list[list[int]]] | None:
-    """Factors both shapes are built of: their sizes, and for each dim of either shape its run of factors."""
+    """Factors both shapes are built of: their sizes, and for each dim of either shape its run of factors. Of dims that
+    cross each other, as 6 x 4 and 4 x 6 do, those that they begin with; None of tensors without elements."""
+    if 0 in old:
+        return None
     sizes: list[int] = []
     runs: tuple[list[list[int]], list[list[int]]] = ([[] for _ in old], [[] for _ in new])
     shapes = (list(old), list(new))
@@ -273,15 +276,19 @@ def _atoms(old: Sequence[int], new: Sequence[int]) -> tuple[list[int], list[list
                 rest[side] = shapes[side][at[side]]
         if rest == [1, 1]:
             return sizes, *runs
-        small = min(rest)
-        # One of the two dims ends inside the other; where it does not divide it, no finer grid is common to both. Nor
-        # do tensors without elements have one.
-        if small < 2 or max(rest) % small:
-            return None
-        for side in (0, 1):
-            runs[side][at[side]].append(len(sizes))
-            rest[side] //= small
-        sizes.append(small)
+        common = math.gcd(*rest)
+        if common > 1:
+            for side in (0, 1):
+                runs[side][at[side]].append(len(sizes))
+                rest[side] //= common
+            sizes.append(common)
+        if min(rest) > 1:
+            # Neither dim ends inside the other: no finer grid is common to both until dims of both end together.
+            while rest[0] != rest[1]:
+                side = int(rest[1] < rest[0])
+                at[side] += 1
+                rest[side] *= shapes[side][at[side]]
+            rest = [1, 1]
 
 
 def _to_atoms(split: tuple[int, int], run: Sequence[int], sizes: Sequence[int]) -> dict[int, tuple[int, int]] | None:

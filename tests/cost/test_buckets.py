@@ -61,7 +61,7 @@ def test_messages_are_of_elements_of_any_size():
     assert priced.parts["all-reduce backward"] == pytest.approx(float(messages_of(way_of(_WEIGHTS, 4), 4)))
 
 
-def test_split_weights_take_the_messages_of_one_sum():
+def test_split_weights_take_the_messages_of_one_sum(monkeypatch):
     """Gradients of half of each, over pairs of devices; what is summed besides takes whole messages, too."""
     graph, chosen = _exported(), []
     for layer in graph.layers:
@@ -69,7 +69,10 @@ def test_split_weights_take_the_messages_of_one_sum():
         chosen.append(Configuration((("batch", 2), (dim, 2)) if dim and "batch" in layer.splittable else (("", 4),)))
     summed = price_strategy(graph, COUNTING, 4, chosen).parts["all-reduce backward"]
     assert summed == pytest.approx(round(summed))
-    assert summed >= 1
+    # One message for all four gradients; where each is summed by itself, four.
+    monkeypatch.setattr(all_reduces, "_BUCKET", 0)
+    alone = price_strategy(graph, COUNTING, 4, chosen).parts["all-reduce backward"]
+    assert alone - summed == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("trees", [False, True])
@@ -119,3 +122,19 @@ def test_memory_of_what_is_summed_at_once(shared, monkeypatch):
     assert whole["communication buffers"] == (largest if shared else 4 * _WEIGHTS)
     assert {part: held for part, held in whole.items() if part != "communication buffers"} == {
         part: held for part, held in alone.items() if part != "communication buffers"}
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float32, tf.float64])
+def test_what_is_larger_than_a_bucket_waits_for_none_whatever_its_type(dtype, monkeypatch):
+    """The lowering counts elements."""
+    graph = export_graph(nets.build("mlp", "sgd", dtype).graph)
+    whole = waiting_bytes(graph.layers)
+    monkeypatch.setattr(all_reduces, "_BUCKET", 200)
+    assert waiting_bytes(graph.layers) / whole == pytest.approx((_WEIGHTS - 16 * 16) / _WEIGHTS)
+
+
+def test_memory_of_a_bucket_is_of_elements_of_any_size(monkeypatch):
+    graph = export_graph(nets.build("mlp", "sgd", tf.float64).graph)
+    monkeypatch.setattr(all_reduces, "_BUCKET", _WEIGHTS)
+    held = MemoryModel(graph, False).peak(_by_batch(graph, 4))[0]
+    assert held["communication buffers"] == 8 * _WEIGHTS

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 
 import numpy as np
+import pytest
 from small_graphs import dense, perceptron
 
 from pase_mtf.cost.copies import moved
@@ -278,3 +279,18 @@ def test_slices_of_the_first_dim_show_the_tensor():
     shared, others = (strategy_memory(graph, [whole, rows, whole], shared) for shared in (True, False))
     assert (shared["activations"], shared["communication buffers"]) == (later + 4 * 32 * 128, 0)
     assert (others["activations"], others["communication buffers"]) == (later, 4 * 32 * 128 / 4)
+
+
+def test_the_middle_third_of_two_halves_lies_beside_its_pieces_on_one_host():
+    edge, whole = perceptron(widths=(64, 128, 32), training=False).edges[0], 4 * 32 * 128
+    for name, held in (("width1", whole / 2 + whole / 3), ("batch", whole / 3)):  # of the first dim pieces are shown
+        one = moved(edge, Configuration(((name, 2),)), Configuration(((name, 3),)), shared=True, in_place=True)
+        assert one.nbytes + one.meanwhile == pytest.approx(held)
+
+
+def test_slices_of_the_first_dim_are_copies_where_rows_are_not_aligned():
+    """Rows of 200 bytes: one device cuts all four, as it cuts columns."""
+    edge, whole = perceptron(widths=(64, 50, 32), training=False).edges[0], 4 * 32 * 50
+    for shared, held in ((True, (whole, 0.0)), (False, (whole / 4, whole))):
+        one = moved(edge, Configuration(), Configuration((("batch", 4),)), shared=shared, in_place=True)
+        assert (one.nbytes, one.meanwhile) == held

@@ -319,3 +319,30 @@ def test_what_is_repeated_once_is_passed_on():
 def test_what_makes_as_much_as_it_reads_is_computed():
     layer = _alone("", "reduction", ("batch", "out"), ("batch", "out"), {"batch": 4, "out": 64})
     assert (_parts(layer, [WHOLE, BATCH], _machine())["forward"] > 0.0).all()
+
+
+def test_the_gradient_of_a_filter_that_is_found_again_costs_nothing():
+    image, slope = Operand(("batch", "", "", "in"), (4, 8, 8, 16)), Operand(("batch", "", "", "out"), (4, 8, 8, 32))
+    filters = Operand(("", "", "in", "out"), (3, 3, 16, 32))
+    first = LayerOperation(0, "one", "One", "backward", "convolution", 2048.0, ("batch", "in", "out"), (image, slope),
+                           (filters,), ("batch",), role="filter gradient")
+    for operation, takes in ((first, True), (dataclasses.replace(first, repeats=True), False)):
+        layer = Layer("one", "convolution", {"batch": 4, "in": 16, "out": 32}, ("batch", "in", "out"), (operation,), ())
+        parts = _parts(layer, [WHOLE, BATCH], _machine(overhead=1e-3))
+        assert bool(parts["backward"].any()) == bool(parts["overhead"].any()) == takes
+
+
+def test_sums_that_are_transposed_or_repeated_are_not_passed_on():
+    sizes, split = {"d": 64, "heads": 4, "batch": 8}, Configuration((("heads", 4),))
+    for made, free in ((("d", "batch"), True), (("batch", "d"), False)):
+        layer = _alone(SUM, "reduction", ("d", "heads", "batch"), made, sizes)
+        assert (_parts(layer, [split], _machine())["forward"][0] == 0.0) == free
+    other = _alone(SUM, "reduction", ("batch", "out"), ("batch", "other"), {"batch": 8, "out": 64, "other": 64})
+    assert _parts(other, [WHOLE], _machine())["forward"][0] > 0.0
+
+
+def test_what_brings_single_elements_into_another_order_is_passed_on():
+    sizes = {"batch": 4, "length": 16, "out": 64}
+    layer = _alone("", "pointwise", ("batch", "length", "out"), ("length", "batch", "out"), sizes)
+    forward = _parts(layer, [WHOLE, BATCH, OUT], _machine())["forward"]
+    assert forward[0] > forward[2] > forward[1] == 0.0

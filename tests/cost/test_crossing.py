@@ -342,3 +342,26 @@ def test_sums_over_the_same_dims_in_another_order_are_made_once(devices):
     found = crossing.under_strategy(program, devices, crossing.split("batch"))
     assert found.priced == pytest.approx(found.received, rel=0.01)
     assert found.received > 0
+
+
+@pytest.mark.parametrize("devices", [4, 6, 8])
+def test_of_a_part_no_more_is_gathered_than_it_has(devices):
+    """Of 48 in 8 parts none has the 12 that are wanted."""
+    program = _top(12, 0, 1)
+    for found in (crossing.under_layout(program, devices, "hidden:all"),
+                  crossing.under_strategy(program, devices, crossing.split("hidden"))):
+        assert found.priced == pytest.approx(found.received)
+        assert found.received > 0
+
+
+@pytest.mark.parametrize(("offset", "wrap"), [(49, True), (-49, True), (96, True), (48, False), (-60, False)])
+@pytest.mark.parametrize("devices", [2, 6])
+def test_a_shift_beyond_the_end_of_its_dim(offset, wrap, devices):
+    """In circles what is left of it crosses; else there are zeros everywhere, and nothing does."""
+    def program(mesh):
+        y = mtf.tanh(_product(_inputs(mesh, "batch", "inputs"), "weights", "batch", "hidden"))
+        return [mtf.tanh(mtf.shift(y, offset, DIMS["hidden"], wrap))], []
+
+    for found in (crossing.under_layout(program, devices, "hidden:all"),
+                  crossing.under_strategy(program, devices, crossing.split("hidden"))):
+        assert found.priced == pytest.approx(found.received)

@@ -82,3 +82,32 @@ def test_nothing_else_moves():
     assert move_of(whole.operations[0], position) is None
     assert np.all(layer_parts(layer_signature(same), ConfigurationTable.build(
         [Configuration((("units", 8),))], position, len(DIMS)), Reshardings(MACHINE))[-3:] == 0)
+
+
+def test_a_shift_by_nearly_all_hands_on_what_is_left():
+    nearly = _layer("shift", ("layers", "units"), ("layers", "units"), shift=("layers", 3))
+    assert _move(nearly, ("layers", 2)) == (pytest.approx(1e-6 + 4 * 8 / 1e9), 8)
+
+
+def test_a_shift_by_nothing_sends_nothing():
+    still = _layer("shift", ("layers", "units"), ("layers", "units"), shift=("layers", 0))
+    assert _move(still, ("layers", 4)) == (0.0, 0.0)
+    assert _move(still, ("layers", 4), machine=SHARED) == (0.0, 0.0)
+
+
+def test_mesh_tensorflow_itself_has_a_node_for_every_block_that_it_hands_on():
+    """Its `receive` is an Identity on each device; ours are references."""
+    machine = dataclasses.replace(SHARED, overhead=1.0, links=(Link(16, 1e30, 0.0),))
+    table = ConfigurationTable.build([Configuration((("layers", 4),))], dim_positions(SHIFT), len(SHIFT.dims))
+    stock, own = (layer_parts(layer_signature(SHIFT), table, Reshardings(machine, stock=stock)).sum()
+                  for stock in (True, False))
+    assert stock == pytest.approx(4.0)
+    assert own == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(("offset", "messages"), [(2, 1), (3, 2), (4, 1), (5, 2), (6, 1)])
+def test_a_shift_by_more_than_a_block_takes_of_two_devices(offset, messages):
+    """Blocks of two: by three, one element is of the next device and one of the one after it."""
+    layer = _layer("shift", ("layers", "units"), ("layers", "units"), shift=("units", offset))
+    assert _move(layer, ("units", 4)) == (pytest.approx(messages * 1e-6 + 4 * 8 / 1e9), 8)
+    assert _move(layer, ("units", 4), machine=SHARED)[0] == pytest.approx(messages * 3e-5)

@@ -229,6 +229,8 @@ def _copied(source, target, shape):
             nodes += count
             count *= split
             copied += dim > 0
+    if len(cells) == 1 and source.devices >= target.devices:  # each maker slices what it needs, by one node
+        copied, nodes = min(copied, 1), math.prod(splits) if math.prod(splits) > 1 else 0
     joins = [max(1, parts // wanted) for (parts, _), (wanted, _) in zip(source_dims, target_dims, strict=True)]
     count = len({frozenset(block) for block in _blocks(target, shape)})
     for join in joins:

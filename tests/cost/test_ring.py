@@ -7,8 +7,12 @@ import pytest
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.cost.collectives import allreduce_seconds
+from pase_mtf.cost.compute import PARTS, layer_parts
 from pase_mtf.cost.resharding import Reshardings
-from pase_mtf.cost.tables import DistinctShardings
+from pase_mtf.cost.signature import layer_signature
+from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings, dim_positions
+from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
+from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Link, Machine
 
 _KINDS = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e9)
@@ -67,3 +71,24 @@ def test_what_is_split_is_so_before_an_exchange_and_what_is_joined_after_it():
         return Reshardings(machine, stock=True).seconds(before, after, (8, 8, 16), 4)[0, 0]
     assert seconds(batch, experts) == pytest.approx(seconds(batch, both) + seconds(both, experts))
     assert seconds(experts, batch) == pytest.approx(seconds(experts, both) + seconds(both, batch))
+
+
+def _summed(elements, itemsize, reshardings):
+    """Seconds of the sum of what eight devices hold in part."""
+    operation = LayerOperation(
+        0, "sum", "AnyName", "forward", "none", 0.0, ("batch",), (Operand(("batch", ""), (8, elements), itemsize),),
+        (Operand(("",), (elements,), itemsize),), reduced=("batch",))
+    layer = Layer("layer", "matmul", {"batch": 8}, ("batch",), (operation,), ())
+    table = ConfigurationTable.build([Configuration((("batch", 8),))], dim_positions(layer), len(layer.dims))
+    parts = layer_parts(layer_signature(layer), table, reshardings)[:, 0]
+    return dict(zip(PARTS, parts, strict=True))["all-reduce forward"]
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_sums_are_made_by_elements_of_any_size(itemsize):
+    """Mesh-TF counts elements, and so does our lowering, of whatever type they are."""
+    stock = Reshardings(COUNTING, stock=True)
+    for elements, operations in ((512, 14), (1024, 144), (1028, 14), (2056, 144)):
+        assert _summed(elements, itemsize, stock) == pytest.approx(operations)
+    messages = dataclasses.replace(COUNTING, overhead=0.0, links=(Link(8, 1e30, 1.0),), shared_cores=False)
+    assert _summed(20_000, itemsize, Reshardings(messages)) == pytest.approx(14)

@@ -13,6 +13,7 @@ from pase_mtf.cost.collectives import allreduce_seconds
 from pase_mtf.cost.dim_relations import Sharded
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.slicing import copying, summing_seconds
+from pase_mtf.cost.tables import DistinctShardings
 from pase_mtf.graph.all_reduces import HUB, PAIR, PIECES, RING, way_of
 from pase_mtf.graph.partition import Partition, scattered_sum, with_partial_sums
 from pase_mtf.lowering.emit import Emitter
@@ -164,3 +165,40 @@ def test_nodes_have_their_overhead():
     rows, columns = (Partition(tuple(range(4)), cuts) for cuts in (((4, 1), (1, 1)), ((1, 1), (4, 1))))
     found = Reshardings(machine).seconds_apart(_sharded(rows), _sharded(columns), 1.0)
     assert found[0, 0] == pytest.approx(2.0)
+
+
+def _in_shared_memory(shape, source, target):
+    """(Elements read and written, nodes) of a move where memory is shared: as lowered, and as priced."""
+    names = device_names(max(len(end.devices) for end in (source, target)))
+    with tf.Graph().as_default() as graph:
+        tensors = []
+        for number in source.devices:
+            with tf.device(names[number]):
+                tensors.append(tf.placeholder(tf.float32, source.block_shape(shape)))
+        move(tensors, source, target, shape, Emitter(names, True))
+        made = [node for node in graph.get_operations() if node.type in ("Split", "SplitV", "Slice", "ConcatV2")]
+        copied = sum(2 * sum(map(_size, node.outputs)) for node in made
+                     if node.type == "ConcatV2" or not _is_view(node))
+    ends = [DistinctShardings(*map(np.ascontiguousarray, _sharded(end)), np.zeros(1, np.int32))
+            for end in (source, target)]
+    priced = [float(Reshardings(Machine("shared", COUNTING.rates, bandwidth, 1e30, overhead, COUNTING.links,
+                                        shared_cores=True)).seconds(*ends, shape, 1)[0, 0])
+              for bandwidth, overhead in ((1.0, 0.0), (1e30, 1.0))]
+    return [copied, len(made)], priced
+
+
+def test_only_what_is_cut_is_copied_where_memory_is_shared():
+    """Of thirds that become halves the middle one is cut; of halves that become thirds the middle one is joined."""
+    thirds, halves = (Partition(tuple(range(6)), ((1, 1), cut)) for cut in ((3, 2), (2, 3)))
+    for source, target in ((thirds, halves), (halves, thirds)):
+        lowered, priced = _in_shared_memory((24, 24), source, target)
+        assert lowered[0] == 2 * 24 * 24 * 4 // 3
+        assert priced == pytest.approx(lowered)
+
+
+def test_of_what_all_hold_each_slices_its_own_where_memory_is_shared():
+    whole = Partition(tuple(range(8)), ((1, 1),) * 3)
+    for cuts in (((8, 1), (1, 1), (1, 1)), ((1, 1), (8, 1), (1, 1)), ((2, 4), (4, 1), (1, 1)),
+                 ((2, 4), (2, 2), (2, 1)), ((1, 1), (2, 4), (1, 1)), ((1, 1),) * 3):
+        lowered, priced = _in_shared_memory((8, 8, 8), whole, Partition(whole.devices, cuts))
+        assert priced == pytest.approx(lowered), cuts

@@ -6,6 +6,8 @@ import pytest
 from pase_mtf.compat import mtf, tf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import enumerate_configurations
+from pase_mtf.graph.partition import translate
 
 B, L, D, F, V = (mtf.Dimension(name, size) for name, size in (
     ("batch", 8), ("length", 4), ("d_model", 16), ("d_ff", 32), ("vocab", 64)))
@@ -158,3 +160,41 @@ def test_what_is_made_of_two_sums_is_not_found_again():
         operations = [one for layer in export_graph(graph).layers for one in layer.operations]
     assert [one.repeats for one in operations if one.type == "EinsumOperation"] == [False, True]
     assert [one.repeats for one in operations if one.name.startswith("relu")] == [False, False]
+
+
+@pytest.mark.parametrize("devices", [2, 6, 8, 12])
+def test_a_reshape_keeps_in_place_whatever_its_layer_splits(devices):
+    """What a reshape to other sizes moves has no price: it may move nothing, of sizes that cross each other, too."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        n, m, p, q = (mtf.Dimension(name, size) for name, size in (("n", 6), ("m", 4), ("p", 4), ("q", 6)))
+        x = mtf.import_tf_tensor(mesh, tf.zeros([6, 4, 16]), mtf.Shape([n, m, D]))
+        y = mtf.einsum([x, _variable(mesh, "w", D, F)], output_shape=mtf.Shape([n, m, F]))
+        mtf.tanh(mtf.reshape(y, mtf.Shape([p, q, F])))
+        exported = export_graph(graph)
+    ((layer, reshape),) = [(layer, operation) for layer in exported.layers for operation in layer.operations
+                           if operation.role == "rename"]
+    assert set(layer.splittable) == {"p", "d_ff"}
+    (old,), (new,) = reshape.inputs, reshape.outputs
+    for configuration in enumerate_configurations(layer, devices):
+        before, after = (configuration.placed(layer, operand.dims) for operand in (old, new))
+        assert translate(before, old.shape, new.shape) == (before, after), configuration
+
+
+def test_what_is_made_without_names_is_whole_in_a_layer_that_read_such_dims():
+    """Tensors share the names of dims without a name; the lowering splits none of them."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        tokens = mtf.Dimension("tokens", B.size * L.size)
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 4, 16]), mtf.Shape([B, L, D]))
+        y = mtf.einsum([x, _variable(mesh, "w", D, F)], output_shape=[B, L, F])
+        t = mtf.tanh(mtf.reshape(mtf.anonymize(y), mtf.Shape([tokens, F])))
+        last = mtf.anonymize(t).operation.name
+        exported = export_graph(graph)
+    number, operation = next((number, operation) for number, layer in enumerate(exported.layers)
+                             for operation in layer.operations if operation.name == last)
+    assert [operand.dims for operand in operation.outputs] == [("", "")]
+    (edge,) = [edge for edge in exported.edges if edge.target == number]
+    assert (edge.source_dims, edge.target_dims) == (("tokens", "d_ff"), ("", ""))

@@ -200,3 +200,23 @@ def test_what_reads_a_weight_once_more_holds_what_it_casts():
 
     assert held(tf.float32)
     assert not held(tf.bfloat16)
+
+
+def test_what_a_rename_gathers_within_a_layer_is_there():
+    """Split along what it is renamed from, every device is given all of it; else it lies where it was made."""
+    batch, a, b = (mtf.Dimension(name, 64) for name in ("batch", "a", "b"))
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(mesh, tf.zeros([64, 64]), mtf.Shape([batch, a]))
+        w = mtf.get_variable(mesh, "w", mtf.Shape([a, b]), initializer=tf.zeros_initializer())
+        mtf.relu(mtf.rename_dimension(mtf.einsum([x, w], output_shape=[batch, b]), "b", "a"))
+        exported = export_graph(graph)
+    layer, = exported.layers
+
+    def buffers(name):
+        return strategy_memory(exported, [Configuration(((name, 4),))])["communication buffers"]
+
+    assert {"batch", "a", "b"} <= set(layer.splittable)
+    assert buffers("b") == 4 * 64 * 64  # 0 while it counts as shown
+    assert buffers("batch") == 0

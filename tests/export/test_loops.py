@@ -261,3 +261,15 @@ def test_a_sum_from_outside_of_a_loop_is_made_once(builder):
                    [_start(builder), builder.input("start", [a, c])])
     assert [operation.trips for layer in export_graph(builder.graph).layers for operation in layer.operations
             if "b" in operation.reduced] == [1]
+
+
+def test_a_loop_around_a_loop_that_assigns_is_needed(builder):
+    v = builder.variable("v", [dim("a", 4)])
+
+    def step(j):
+        return [mtf.depend(j + 1, [mtf.assign_add(v.operation, v)])]
+
+    def epoch(i):
+        return [mtf.depend(i + 1, mtf.while_loop(lambda j: mtf.less(j, 2), step, [_start(builder)]))]
+    mtf.while_loop(lambda i: mtf.less(i, 3), epoch, [_start(builder)])
+    assert [fact.is_needed for fact in read_operations(builder.graph) if fact.rule.loop(fact.operation)] == [True] * 2

@@ -190,3 +190,19 @@ def test_what_somebody_waits_for_is_summed_where_it_is_made():
     graph = _exported(_awaited)
     assert not any(edge.pending for edge in graph.edges)
     assert any("inputs" in operation.reduced for layer in graph.layers for operation in layer.operations)
+
+
+def test_a_sum_that_a_loop_starts_with_is_summed_by_itself():
+    """The loop needs it whole, whoever adds it to others before they are summed."""
+    with tf.Graph().as_default():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        weights = mtf.get_variable(mesh, "weights", mtf.Shape([INPUTS, OUT]))
+        products = [mtf.einsum([mtf.import_tf_tensor(mesh, tf.zeros([16, 16]), mtf.Shape([BATCH, INPUTS])), weights],
+                               [BATCH, OUT]) for _ in range(2)]
+        mtf.reduce_sum(mtf.square(mtf.add(*products)))
+        mtf.while_loop(lambda count, _: mtf.less(count, 5), lambda count, state: [count + 1, mtf.tanh(state)],
+                       [mtf.constant(mesh, 0, mtf.Shape([]), tf.int32), products[0]])
+        exported = export_graph(mesh.graph)
+    found = [operation for layer in exported.layers for operation in layer.operations
+             if INPUTS.name in operation.reduced]
+    assert [operation.summed_again for operation in found] == [0, 0]

@@ -81,8 +81,10 @@ def test_translated_partitions_hold_the_same_elements(case):
     ((32,), (8, 4), ((16, 1),), ((8, 2), (2, 1))),                       # and back
     ((8, 4), (32,), ((4, 1), (2, 4)), ((4, 1),)),                        # the inner cut cannot be said
     ((8, 4), (32,), ((8, 1), (2, 8)), ((8, 1),)),                        # nor two cuts in the wrong order of devices
-    ((6, 4), (4, 6), ((2, 1), (1, 1)), ((1, 1), (1, 1))),                # no common factors in order
-    ((8, 6, 4), (8, 4, 6), ((8, 1), (2, 8), (1, 1)), ((8, 1), (1, 1), (1, 1))),
+    ((6, 4), (4, 6), ((2, 1), (1, 1)), ((2, 1), (1, 1))),                # halves are halves
+    ((6, 4), (4, 6), ((3, 1), (1, 1)), ((1, 1), (1, 1))),                # thirds cannot be said
+    ((8, 6, 4), (8, 4, 6), ((8, 1), (2, 8), (1, 1)), ((8, 1), (2, 8), (1, 1))),
+    ((6, 4, 8), (4, 6, 8), ((1, 1), (1, 1), (8, 1)), ((1, 1), (1, 1), (8, 1))),  # what follows stays cut
 ])
 def test_translate(old, new, cuts, expected):
     devices = tuple(range(16))
