@@ -27,6 +27,7 @@ class Net:
       outputs: further tensors whose values are to agree.
       updates: the optimizer's operations.
       gradients: of the trainable variables, where the net makes them itself.
+      global_step: the number of the step, which random numbers follow; None: there is none.
     """
 
     graph: mtf.Graph
@@ -35,6 +36,7 @@ class Net:
     outputs: list[mtf.Tensor] = dataclasses.field(default_factory=list)
     updates: list[mtf.Operation] = dataclasses.field(default_factory=list)
     gradients: list[mtf.Tensor] = dataclasses.field(default_factory=list)
+    global_step: object = None
 
 
 class Builder:
@@ -282,12 +284,21 @@ def wide(b: Builder) -> Net:
     return Net(b.graph, b.mesh, cross_entropy(logits, b.labels("y", [batch], 8), classes), [logits])
 
 
+def noisy(b: Builder) -> Net:
+    """A layer that is multiplied by random numbers, which follow the step."""
+    batch, features, hidden = dim("batch", 8), dim("features", 8), dim("hidden", 16)
+    h = mtf.tanh(mtf.einsum([b.input("x", [batch, features]), b.variable("w1", [features, hidden])], [batch, hidden]))
+    h *= mtf.random_uniform(b.mesh, mtf.Shape([batch, hidden]), dtype=b.dtype)
+    return Net(b.graph, b.mesh, mtf.reduce_mean(mtf.square(h)), [h],
+               global_step=tf.train.get_or_create_global_step())
+
+
 NETS: dict[str, Callable[[Builder], Net]] = {
     "mlp": mlp, "cnn": cnn, "transformer": transformer, "odd_shapes": odd_shapes, "odd_functions": odd_functions,
     "microbatches": microbatches}
 
 OTHERS: dict[str, Callable[[Builder], Net]] = {"embeddings": embeddings, "large_sums": large_sums,
-                                              "wide": wide}
+                                              "wide": wide, "noisy": noisy}
 """Nets for what some tests are of."""
 
 

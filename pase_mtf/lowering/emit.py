@@ -11,6 +11,7 @@ import collections
 import contextlib
 import itertools
 import math
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -21,7 +22,7 @@ from pase_mtf.errors import UsageError, shortened
 from pase_mtf.lowering.exchange import Copies, Exchange
 from pase_mtf.lowering.fast_nodes import Copier, make_node
 
-__all__ = ["Emitter", "Scope", "device_specs", "on", "scopes"]
+__all__ = ["Emitter", "Scope", "device_specs", "drawing_apart", "on", "scopes"]
 
 Scope: TypeAlias = "tuple[tf.Graph, object | None]"
 """Where a node is made: the graph, and the control-flow context (of a loop) in it."""
@@ -68,6 +69,21 @@ def on(device: str) -> contextlib.AbstractContextManager[None]:
     the rest of it, and nearly every node has a context of its own.
     """
     return tf.get_default_graph().device(device)
+
+
+def drawing_apart(fn: Callable) -> Callable:
+    """A function (device, ...) that draws random numbers of its own on every device. TensorFlow tells them apart by
+    counting them in a graph: processes with a graph each count alike, and all would draw the same."""
+    def call(device: str, *row: object) -> Any:
+        graph = tf.get_default_graph()
+        seed = graph.seed
+        if seed is not None:  # else the system seeds each
+            graph.seed = zlib.crc32(f"{seed}/{device}".encode()) & 0x7fffffff
+        try:
+            return fn(device, *row)
+        finally:
+            graph.seed = seed
+    return call
 
 
 class Emitter:

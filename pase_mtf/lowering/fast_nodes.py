@@ -216,7 +216,8 @@ def _kind(row: Sequence[object]) -> Hashable | None:
             shape, constant = x.shape, None
             if x.op.type == "Const":  # functions ask for a constant's value, if only for a shape
                 is_small = shape.num_elements() <= _FEW and x.dtype != tf.string
-                constant = tf.get_static_value(x).tobytes() if is_small else id(x)
+                # `tf.get_static_value` would tell TensorFlow that nobody may feed it.
+                constant = tf.make_ndarray(x.op.get_attr("value")).tobytes() if is_small else id(x)
             return (x.dtype, None if shape.rank is None else tuple(shape.as_list()),
                     places.setdefault(id(x), len(places)), constant)
         if isinstance(x, _PLAIN):

@@ -183,7 +183,9 @@ class GraphKernels:
         again = self._again[entry.index]
         # What reads one tensor twice may be equal to other nodes than what reads two.
         places = tuple(map(operation.inputs.index, operation.inputs))
-        key = alike, again, places, tuple(parts.get(name, 1) for name in numbered)
+        # Devices share in drawing random numbers: how many they are tells what one of them draws.
+        sharing = len(legal.devices) if rule.is_random else 0
+        key = alike, again, places, tuple(parts.get(name, 1) for name in numbered), sharing
         lower = _SingleOperation.cast if self._is_cast(entry) else _SingleOperation.lower
         trace = self._found_once(operation, key, lambda: self._trace(
             operation, legal, lambda single: lower(single, operation), [operation.inputs[place] for place in again]))
@@ -225,7 +227,8 @@ class GraphKernels:
                ) -> Trace:
         # Few operations look beyond their own device: those are lowered for all of them.
         failure = ""
-        for everywhere in (False, True):
+        # And random numbers: under one name of all devices, the first would draw those of all.
+        for everywhere in (True,) if rule_of(operation).is_random else (False, True):
             with tf.Graph().as_default():
                 single = _SingleOperation(self._graph, spec, everywhere)
                 try:

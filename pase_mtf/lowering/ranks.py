@@ -17,7 +17,7 @@ import numpy as np
 from pase_mtf.compat import func_graph, tf
 from pase_mtf.errors import MismatchError, UsageError
 from pase_mtf.lowering.collectives import Collectives, process_of
-from pase_mtf.lowering.emit import Emitter, on, scopes
+from pase_mtf.lowering.emit import Emitter, drawing_apart, on, scopes
 from pase_mtf.lowering.fast_nodes import flat
 from pase_mtf.lowering.ledger import AnyTensor, Ledger, StandIn
 
@@ -157,8 +157,8 @@ class RankEmitter(Emitter):
         return results
 
     def of_slices(self, devices: Sequence[str], fn: Callable, columns: Sequence[Sequence[object]]) -> list[Any]:
-        """As `per_device`: a process has few devices."""
-        return self.per_device(devices, fn, columns)
+        """As `per_device`: a process has few devices. What they draw at random differs, though ranks count alike."""
+        return self.per_device(devices, drawing_apart(fn), columns)
 
     def _bring(self, device: str, x: object) -> object:
         if isinstance(x, (tuple, list)):
@@ -175,13 +175,13 @@ class RankEmitter(Emitter):
             self._made_by_function = False
 
     def _call(self, fn: Callable, device: str, row: Sequence[object]) -> _Result:
-        graph = tf.get_default_graph()
-        before = graph.version
+        before = (graph := tf.get_default_graph()).version
         with on(device), self._in_function():
             result = fn(device, *row)
-            # A tensor that is known already stays what it was; this one is known by another name.
+            # One that is known already, or comes twice, has another name here: each is sent by itself, on every rank.
             fresh = [x if isinstance(x, tf.Tensor) and x.graph is graph and x.op._id > before
-                     and self.ledger.device_of(x) is None else tf.identity(x) for x in _each(result)]
+                     and self.ledger.device_of(x) is None and not any(x is other for other in _each(result)[:number])
+                     else tf.identity(x) for number, x in enumerate(_each(result))]
         return tuple(fresh) if isinstance(result, tuple) else fresh[0]
 
     def _traced(self, fn: Callable, device: str, row: Sequence[object]) -> _Result:

@@ -22,7 +22,7 @@ from pase_mtf.operations.registry import (
     rule_of,
 )
 from pase_mtf.operations.stock_sums import PendingSum
-from pase_mtf.operations.trips import static_trips
+from pase_mtf.operations.trips import static_trips, value_of
 
 _ops = mtf.ops
 
@@ -54,7 +54,7 @@ def _with_operations(op: mtf.ops.WhileLoopOperation, condition: Sequence[Lowerab
 def _loop_trips(op: mtf.ops.WhileLoopOperation) -> int | None:
     most = op._tf_kwargs.get("maximum_iterations")
     if isinstance(most, tf.Tensor):
-        most = tf.get_static_value(most)
+        most = value_of(most)
         if most is None:
             return None
     return static_trips(_loop_parts(op), *([] if most is None else [int(most)]))
@@ -89,6 +89,7 @@ def _captured(op: mtf.ops.WhileLoopOperation) -> tuple[list[tuple[mtf.Tensor, _R
     goes into, the output; None: that it was made in), and the variables that the loop assigns."""
     made = {*op._cond_inputs, *op._body_inputs}
     used: list[tuple[mtf.Tensor, _Reader]] = [*zip(op._body_outputs, op.outputs[:len(op.inputs)], strict=False)]
+    used += [(tensor, None) for tensor in op._body_outputs[len(op.inputs):]]  # added up where it was made
     assigned = set[mtf.Variable]()
     for inner in _body(op):
         made |= set(inner.outputs)

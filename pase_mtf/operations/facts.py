@@ -106,6 +106,12 @@ class OperationFacts:
         return Nodes()
 
     @property
+    def starts(self) -> tuple[mtf.Tensor, ...]:
+        """What a loop begins with, which it needs whole; empty of anything else."""
+        loop = self.rule.loop(self.operation)
+        return tuple([variable.start for variable in loop.variables]) if loop else ()
+
+    @property
     def contracts(self) -> bool:
         """Whether a split of some dim leaves partial sums."""
         return any(self.contracted)
@@ -229,9 +235,8 @@ def needed_for_updates(operations: Sequence[mtf.Operation]) -> list[bool]:
     needed: set[int] = set()
     found = []
     for operation, rule, is_assignment in zip(reversed(operations), reversed(rules), reversed(assigns), strict=True):
-        inside = rule.body(operation)
         found.append(is_assignment or any(id(tensor) in needed for tensor in operation.outputs)
-                     or any(rule_of(inner).assigns(inner) for inner in inside))
+                     or _assigns_within(operation))
         if found[-1]:
             read = [*operation.inputs, *rule.reads(operation)]
             loop = rule.loop(operation)
@@ -242,9 +247,16 @@ def needed_for_updates(operations: Sequence[mtf.Operation]) -> list[bool]:
     return found[::-1]
 
 
+def _assigns_within(operation: mtf.Operation) -> bool:
+    """Whether a loop, or one in it, has an assignment in it."""
+    return any(bool(rule_of(inner).assigns(inner)) or _assigns_within(inner)
+               for inner in rule_of(operation).body(operation))
+
+
 def fed_by(facts: Sequence[OperationFacts]) -> dict[mtf.Operation, int]:
     """Operation -> what steps may be fed that it is made of, a bit each: imported tensors, slices and scalars that are
-    made of more than constants. What functions of slices hold besides is not known.
+    made of more than constants; and the assignments that it waits for. What functions of slices hold besides is not
+    known.
 
     Args:
       facts: of the operations of a graph.
@@ -261,8 +273,10 @@ def fed_by(facts: Sequence[OperationFacts]) -> dict[mtf.Operation, int]:
                 bits |= bit_of.setdefault(x.ref(), 1 << len(bit_of))
         behind = [facts[maker].operation for maker in fact.makers if maker >= 0]
         behind += [tensor.operation for tensor, _ in loop.accumulators] if loop else []
-        behind += [other if isinstance(other, mtf.Operation) else other.operation
-                   for other in fact.rule.waits_for(fact.operation)]
+        for other in fact.rule.waits_for(fact.operation):
+            if isinstance(other, mtf.Operation):  # an assignment: who runs what waits for it runs it, too
+                bits |= bit_of.setdefault(other, 1 << len(bit_of))
+            behind.append(other if isinstance(other, mtf.Operation) else other.operation)
         for operation in behind:
             bits |= found.get(operation, 0)
         found[fact.operation] = bits

@@ -77,7 +77,8 @@ def _without_floats(key: Hashable) -> Hashable:
     if type(key) is not tuple:
         return key
     if len(key) == 2 and isinstance(key[0], type) and issubclass(key[0], (float, np.floating)):
-        return float
+        # At nothing, or at all, functions leave nodes out: tf.nn.dropout draws no numbers at a rate of 0.
+        return key if key[1] in (0.0, 1.0) else float
     return tuple(map(_without_floats, key))
 
 

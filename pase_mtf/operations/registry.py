@@ -254,8 +254,10 @@ def rule_of(operation: mtf.Operation) -> Rule:
 
 
 def read_by(operation: mtf.Operation) -> list[mtf.Tensor]:
-    """What goes into an operation, and what it reads besides, each once."""
-    return list(dict.fromkeys((*operation.inputs, *rule_of(operation).reads(operation))))
+    """What goes into an operation, and what it reads besides, each once. What returns the very object that it reads
+    reads nothing else: the inputs of a function with a gradient of its own are read by the function's operations."""
+    rule = rule_of(operation)
+    return list(dict.fromkeys((*(() if rule.is_same else operation.inputs), *rule.reads(operation))))
 
 
 def trial_of(operation: mtf.Operation) -> Trial | None:
@@ -317,7 +319,8 @@ def _lower_as_tried(operation: mtf.Operation, lowering: Lowering) -> None:
 
 _AS_TRIED: dict[str, Any] = {
     "splittable": _tried_splits, "stock_splittable": None, "together": always({}), "contracted": _tried_contracted,
-    "broadcast_after": always(()), "sum_is_pending": always(False),
+    "broadcast_after": always(()), "sum_is_pending": always(False), "forwards_sums": False, "is_view": False,
+    "is_same": False,
     "spaces": _tried_spaces, "stock_demands": _tried_demands, "stock_sums": _tried_sums, "lower": _lower_as_tried,
     "looks_up": always(None)}
 
@@ -389,7 +392,8 @@ def register_operation(operation_class: type[mtf.Operation], *,
     if own_lower or lower:
         changes |= {"looks_up": always(None), "broadcast_after": always(())}
     if own_lower:
-        changes |= {"stock_demands": _as_registered, "together": always({})}
+        changes |= {"stock_demands": _as_registered, "together": always({}),
+                    "forwards_sums": False, "is_view": False, "is_same": False}
     if kind is not None:
         changes |= {"kind": always(kind), "layer": ""}
     if flops is not None:

@@ -160,6 +160,14 @@ def _cut_nodes(operation: mtf.Operation, _: dict[Hashable, Nodes]) -> Nodes:
     return Nodes(1, 0.0) if _is_cut_in_place(operation) else Nodes()
 
 
+def _shifted(operation: mtf.Operation) -> tuple[str, int]:
+    """By nothing, too, where all goes round and comes back, or nothing is left but zeros."""
+    offset, size = operation._offset, operation._dim.size
+    if abs(offset) >= size:
+        offset = offset % max(size, 1) if operation._wrap else 0
+    return operation._dim.name, offset
+
+
 _RESIZING = Rule(kind=always("gather"), splittable=_but_resized, stock_demands=_resizing_demands)
 _CUTTING = dataclasses.replace(_RESIZING, flops=_cut_flops, nodes=_cut_nodes)
 
@@ -170,7 +178,7 @@ add_rules({
         _RESIZING, nodes=_slice_nodes,
         flops=lambda operation: 0.0 if _is_cut_in_place(operation) else float(operation.outputs[0].size)),
     _ops.ShiftOperation: Rule(kind=always("gather"), role=always("shift"),
-                              shift=lambda operation: (operation._dim.name, operation._offset)),
+                              shift=_shifted),
     _ops.OneHotOperation: Rule(kind=always("gather"), lower=_lower_one_hot, stock_demands=_one_hot_demands),
     _ops.TopKOperation: Rule(
         kind=always("reduction"), role=always(TOP_K), splittable=_top_k_splittable,

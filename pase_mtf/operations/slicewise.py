@@ -9,9 +9,9 @@ from collections.abc import Hashable, Sequence
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.joined import in_blocks, joined_dims
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
-from pase_mtf.operations.protocols import LaidOut, Lowering, StockDemands
+from pase_mtf.operations.protocols import LaidOut, Lowering, StockDemands, dims_of
 from pase_mtf.operations.registry import Rule, add_rules, always, is_known, names_of, rule_of, splittable_dims
-from pase_mtf.operations.tracing import traced_nodes
+from pase_mtf.operations.tracing import draws_anew, traced_nodes
 
 _ops = mtf.ops
 
@@ -71,7 +71,15 @@ def _nodes(operation: mtf.Operation, known: dict[Hashable, Nodes]) -> Nodes:
     return traced_nodes(operation, (), known)
 
 
-_TRACED: weakref.WeakKeyDictionary[mtf.Graph, dict[Hashable, Nodes]] = weakref.WeakKeyDictionary()
+_STATEFUL: weakref.WeakKeyDictionary[mtf.Operation, bool] = weakref.WeakKeyDictionary()
+"""Whether a function does something else every time. Each is asked by itself: of two of one text, that with a rate of 0
+draws no random numbers."""
+
+
+def _is_stateful(operation: mtf.Operation) -> bool:
+    if operation not in _STATEFUL:
+        _STATEFUL[operation] = _nodes(operation, {}).is_stateful
+    return _STATEFUL[operation]
 
 
 def _drawn_once(forward: mtf.Operation, lowering: Lowering, made: Sequence[LaidOut]) -> list[LaidOut]:
@@ -80,7 +88,7 @@ def _drawn_once(forward: mtf.Operation, lowering: Lowering, made: Sequence[LaidO
     impl = lowering.mesh_impl(forward)
     holders = impl.partition(forward.outputs[0].shape).holders.values()
     if (not isinstance(forward, mtf.SlicewiseOperation) or all(len(positions) == 1 for positions in holders)
-            or not _nodes(forward, _TRACED.setdefault(forward.graph, {})).is_stateful):
+            or not _is_stateful(forward)):
         return list(made)
     first = {position: positions[0] for positions in holders for position in positions}
     return [impl.LaidOutTensor([
@@ -104,6 +112,9 @@ def _demands(operation: mtf.Operation, demands: StockDemands) -> None:
         demands.need_together(operation, (pair.given, pair.made), pair.parts)
     demands.keep_whole(operation, names - _kept(operation) - _paired(operation),
                        "a function of slices cannot make or sum up a split dim")
+    if draws_anew(operation):
+        demands.need_no_copies(operation, dims_of(operation.outputs[0].shape), "devices that hold the same block would "
+                               "draw other random numbers; give the function a seed, or use mtf.random_uniform")
 
 
 def _forward(gradient: mtf.Operation) -> mtf.Operation:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.operations.registry import LoopParts, is_known, rule_of
 
-__all__ = ["static_trips"]
+__all__ = ["static_trips", "value_of"]
 
 _MOST_ELEMENTS = 64
 """Larger tensors are data; what counts iterations is small."""
@@ -79,12 +80,20 @@ def _lead_to(tensors: Iterable[mtf.Tensor], given: Iterable[mtf.Tensor]) -> tupl
     return order, read
 
 
+def value_of(x: tf.Tensor) -> Any:
+    """The value of a tensor that is constant; None of another. `tf.get_static_value` would tell TensorFlow that nobody
+    may feed a constant: who does makes as many iterations as that says."""
+    node = getattr(x, "op", None)  # one that is eager has none
+    return tf.make_ndarray(node.get_attr("value")) if node is not None and node.type == "Const" else (
+        tf.get_static_value(x))
+
+
 def _computed(operations: Iterable[mtf.Operation], values: dict[mtf.Tensor, tf.Tensor]) -> _Scalars:
     lowering = _Scalars(values)
     for operation in operations:
         imported = rule_of(operation).imported(operation)
         if imported is not None:
-            value = tf.get_static_value(imported)
+            value = value_of(imported)
             if value is None:
                 raise _NotStaticError
             lowering.tensors[operation.outputs[0]] = lowering.mesh_impl(None).LaidOutTensor([tf.constant(value)])

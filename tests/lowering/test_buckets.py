@@ -322,3 +322,43 @@ def test_a_chain_of_additions_longer_than_pythons_stack():
         lowering = PlanLowering(builder.graph, plan, _DEVICES[:2], shared_memory=False)
         found, = harness.evaluate(lowering, [total])
     np.testing.assert_allclose(found, 1201 * builder.values("x", [8, 8]), rtol=1e-9)
+
+
+def test_who_runs_one_of_two_updates_does_not_run_what_the_other_waits_for(together):
+    with tf.Graph().as_default():
+        b, (batch, one, two) = nets.Builder(tf.float64), (nets.dim(name, 8) for name in ("batch", "one", "two"))
+        weights, x = [b.variable(f"w{number}", [one, two]) for number in range(2)], b.input("x", [batch, one])
+        count = b.variable("count", [])
+        counted = mtf.assign_add(count.operation, mtf.ones(b.mesh, mtf.Shape([]), tf.float64))
+        losses = [mtf.reduce_mean(mtf.square(mtf.einsum([given, weight], [batch, two])))
+                  for given, weight in zip((x, mtf.depend(x, [counted])), weights, strict=True)]
+        gradients = [mtf.gradients([loss], [weight])[0] for loss, weight in zip(losses, weights, strict=True)]
+        updates = [mtf.assign_sub(weight.operation, gradient * 0.1)
+                   for weight, gradient in zip(weights, gradients, strict=True)]
+        lowering = _lowered("batch:a")(b)
+        steps = [lowering.lowered_operation(updates[0]), lowering.copy_slices_to_masters()]
+        with harness.session(4) as session:
+            session.run(tf.global_variables_initializer())
+            session.run(lowering.copy_masters_to_slices())
+            for step in steps:
+                session.run(step)
+            found = session.run(count.operation.get_master())
+    np.testing.assert_allclose(found, 0.5 * b.values("count", []), rtol=1e-12)
+    assert together == []
+
+
+def test_a_block_with_a_gradient_of_its_own_reads_nothing_but_what_it_returns(all_reduced):
+    """What goes into it is read by its operations: a sum is made where these need it."""
+    with tf.Graph().as_default():
+        b, (batch, inner, hidden) = nets.Builder(tf.float64), (nets.dim(name, 8) for name in (
+            "batch", "inner", "hidden"))
+        y = mtf.einsum([b.input("x", [batch, inner]), b.input("w", [inner, hidden])], [batch, hidden])
+        block = mtf.recompute_grad(mtf.tanh, [y]).operation
+        inside = block.inputs[-1].operation
+        plan, by_batch, by_hidden = (uniform_plan(b.graph, "a:4", f"{name}:a", _DEVICES)
+                                     for name in ("inner", "batch", "hidden"))
+        plan |= {inside: by_batch[inside], block: by_hidden[block]}
+        lowering = PlanLowering(b.graph, plan, _DEVICES, shared_memory=False)
+        found, = harness.evaluate(lowering, block.outputs)
+    np.testing.assert_allclose(found, np.tanh(b.values("x", [8, 8]) @ b.values("w", [8, 8])), rtol=1e-9)
+    assert all_reduced == []

@@ -328,3 +328,40 @@ def test_what_reads_a_weight_once_more_casts_it_once_more():
         known.look(parallel)
         told = known.kernels(parallel)
     assert sum(times for kernel, times in told.items() if kernel.operation == "Cast") == 4
+
+
+@pytest.mark.parametrize("offset", [4, -4])
+def test_a_roofline_prices_no_blocks_that_are_handed_on(offset):
+    """A shift by whole blocks: devices take those of others as they are."""
+    with tf.Graph().as_default():
+        net = Builder(tf.float32)
+        batch, io = dim("batch", 8), dim("io", 4096)
+        with one_layer(net.graph):
+            x, y = net.variable("x", [batch, io]), net.variable("y", [batch, io])
+            mtf.reduce_sum(mtf.shift(x * y, offset, batch, wrap=True))
+        graph = export_graph(net.graph)
+        source, parallel = GraphKernels(net.graph, graph), data_parallel(graph, 2)
+        known = KnownKernels(graph, source)
+        known.look(parallel)
+        told = known.kernels(parallel)
+    assert not source.untraced
+    times = KernelTimes(None, {kernel: Timing(1e-6 + 1e-9 * kernel.nbytes) for kernel in told})
+    priced = build_network(graph, roofline_machine(times, 2, 1e12), 2, [(choice,) for choice in parallel])
+    assert priced.network.cost([0] * len(graph.layers)) <= sum(
+        count * times.get(kernel).seconds for kernel, count in told.items()) * (1 + 1e-9)
+
+
+def test_random_numbers_are_told_once():
+    """Devices that share a memory draw every chunk once; told exactly where they divide the chunks."""
+    with tf.Graph().as_default() as lowered:
+        net = Builder(tf.float32)
+        rows, old, new = dim("batch", 24), dim("old", 8), dim("new", 8)
+        x = mtf.dropout(net.input("x", [rows, old]), True, rate=0.5)
+        mtf.einsum([x, net.variable("w", [old, new])], mtf.Shape([rows, new]))
+        graph = export_graph(net.graph)
+        known, parallel = KnownKernels(graph, GraphKernels(net.graph, graph)), data_parallel(graph, 4)
+        known.look(parallel)
+        told = known.kernels(parallel)
+        PlanLowering(net.graph, plan_from_configurations(net.graph, graph, parallel, 4), device_names(4))
+        run = sum(node.type == "StatelessRandomUniform" for node in lowered.get_operations())
+    assert sum(times for kernel, times in told.items() if kernel.operation == "StatelessRandomUniform") == run == 24

@@ -272,3 +272,41 @@ def test_a_loop_that_waits_for_an_update_by_what_it_captures_reads_after_it(buil
             before |= new
             waiting += new
         assert any(node.type == "AssignAddVariableOp" for node in before)
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("seed", [None, 0])
+def test_random_numbers_differ_from_iteration_to_iteration(builder, seed, stepped):
+    shape = mtf.Shape([_Y])
+    last = mtf.while_loop(lambda i, *_: mtf.less(i, 2),
+                          lambda i, _, drawn: [i + 1, drawn, mtf.random_uniform(builder.mesh, shape)],
+                          [_counter(builder), mtf.zeros(builder.mesh, shape), mtf.zeros(builder.mesh, shape)])
+    lowering = PlanLowering(builder.graph, _random(builder.graph, seed), _DEVICES,
+                            step=tf.constant(3) if stepped else None)
+    first, second = evaluate(lowering, last[1:])
+    assert first.any()
+    assert not np.array_equal(first, second)
+
+
+def test_a_sum_from_outside_that_a_loop_adds_up_is_there_outside(builder):
+    """Several read it after the loop: it is made for all of them, before the loop and not in its body."""
+    x = builder.input("x", [_X, _Y])
+    total = mtf.reduce_sum(x, reduced_dim=_Y)
+    added = mtf.while_loop(lambda i: mtf.less(i, 3), lambda i: [i + 1, total], [_counter(builder)],
+                           has_accumulators=True)[1]
+    after = [mtf.exp(total), mtf.tanh(total)]
+    plan = dict.fromkeys(all_operations(builder.graph), _by("y", 4))
+    found = evaluate(PlanLowering(builder.graph, plan, _DEVICES), [added, *after])
+    sums = builder.values("x", [4, 8]).sum(1)
+    for value, wanted in zip(found, (3 * sums, np.exp(sums), np.tanh(sums)), strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-4)
+
+
+def test_a_constant_that_ends_a_loop_can_still_be_fed(builder):
+    """How many iterations it makes is asked for prices alone."""
+    limit = tf.constant(3)
+    most = mtf.import_tf_tensor(builder.mesh, limit, [])
+    last, = mtf.while_loop(lambda i: mtf.less(i, most), lambda i: [i + 1], [_counter(builder)])
+    lowering = PlanLowering(builder.graph, dict.fromkeys(all_operations(builder.graph), _WHOLE), _DEVICES)
+    found, = evaluate(lowering, [last], {limit: 5})
+    assert found == 5

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import types
 
 import nets
 import numpy as np
@@ -10,7 +11,7 @@ from rank_worker import cluster_devices, train_case
 from ranks import assert_all_ends_or_none, reached, train_on_ranks
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
-from pase_mtf.errors import UsageError
+from pase_mtf.errors import MismatchError, UsageError
 from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering import collectives
 from pase_mtf.lowering.lowering import PlanLowering
@@ -46,6 +47,7 @@ def test_two_ranks_train_as_one_process_does_and_refuse_what_differs(tmp_path):
                           _tables("all:2", "batch:all"),
                           *_sharded_updates("zero", "random1"),
                           {"name": "mlp", "plan": 1, "dtype": "bfloat16", "steps": 2},
+                          {"name": "noisy", "layout": ["all:2", "batch:all"], "steps": 2},
                           {"name": "mlp", "plan": 0, "steps": 1, "differs": 1}], 2, tmp_path)
 
 
@@ -327,3 +329,32 @@ def test_devices_that_made_nothing_of_a_tensor_are_given_it(sums, rank):
                  move(tensors, source, target, shape, emitter))
         assert [x.shape.as_list() for x in moved] == [list(target.block_shape(shape))] * 8
         assert isinstance(moved[rank], tf.Tensor)
+
+
+def test_ranks_that_answer_otherwise_or_late_are_refused():
+    devices = cluster_devices(3, 1)
+    with tf.Graph().as_default():
+        emitter = RankEmitter(devices, Rank.of(devices, 0))
+        emitter.exchange.all_gather(devices, [emitter.run_on(device, lambda: tf.zeros([2])) for device in devices])
+        agreement = emitter.agreement()
+    own, late = np.frombuffer(emitter.ledger.digest(), np.int32), tf.errors.DeadlineExceededError(None, None, "late")
+
+    def check(*answers):
+        left = list(answers)
+
+        def run(fetches, options=None):
+            assert options.timeout_in_ms == 5000
+            answer = left.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        agreement.check(types.SimpleNamespace(run=run), 5.0)
+
+    check([own] * 3, [[0, 1, 2]])
+    with pytest.raises(MismatchError, match=r"counts the devices .* in the order \[0, 2, 1\]; give one device per"):
+        check([own] * 3, [[0, 2, 1]])
+    with pytest.raises(MismatchError, match="others on /job:worker/replica:0/task:2/device:CPU:0;"):
+        check([own, own, own[::-1]], [[0, 1, 2]])
+    for answers in ([late], [[own] * 3, late]):
+        with pytest.raises(MismatchError, match="did not compare its program with the others' within 5 s"):
+            check(*answers)

@@ -146,3 +146,35 @@ def test_an_update_that_something_waits_for_is_run_by_all_ranks_or_by_none():
             run = reached(lowering.lowered_operation(last))
         found.append(any(node.type == "AssignVariableOp" and "w_slice" in node.inputs[0].op.name for node in run))
     assert found[0] == found[1]
+
+
+def test_gradients_that_are_one_tensor_are_two_transfers_on_all_ranks(monkeypatch):
+    """TensorFlow gives both terms of a sum the very same tensor."""
+    devices, found = cluster_devices(2, 1), []
+    for rank in range(2):
+        monkeypatch.setattr(collectives, "_KEYS", itertools.count(1))
+        with tf.Graph().as_default():
+            b = nets.Builder(tf.float32)
+            x, y = (b.input(name, [nets.dim("a", 8)]) for name in "xy")
+            made = mtf.slicewise(lambda s, t: s + t, [x, y], splittable_dims=x.shape.dims)
+            read = [mtf.tanh(part) for part in mtf.gradients([mtf.reduce_sum(made)], [x, y])]
+            plan = {**dict.fromkeys(b.graph.operations, _on(0)), **{one.operation: _on(1) for one in read}}
+            found.append(PlanLowering(b.graph, plan, devices, rank=Rank.of(devices, rank)).emitter.ledger)
+    assert [ledger.transfers for ledger in found] == [2, 2]
+    assert found[0].digest() == found[1].digest()
+
+
+def test_ranks_draw_numbers_of_their_own_in_functions_of_slices():
+    """Every rank's graph counts its random nodes by itself: by that alone all ranks would draw the same."""
+    devices, seeds = cluster_devices(2, 1), []
+    for rank in range(2):
+        with tf.Graph().as_default() as tf_graph:
+            tf.set_random_seed(1)
+            b = nets.Builder(tf.float32)
+            x = b.input("x", [nets.dim("a", 8)])
+            mtf.slicewise(lambda t: t * tf.random.uniform(t.shape), [x], splittable_dims=x.shape.dims)
+            plan = dict.fromkeys(b.graph.operations, MeshSpec(((frozenset(["a"]), 2),), (0, 1)))
+            PlanLowering(b.graph, plan, devices, rank=Rank.of(devices, rank))
+            drawing, = (node for node in tf_graph.get_operations() if node.type == "RandomUniform")
+            seeds.append((drawing.get_attr("seed"), drawing.get_attr("seed2")))
+    assert seeds[0] != seeds[1]

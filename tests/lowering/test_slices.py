@@ -120,3 +120,41 @@ def test_the_gradient_has_the_numbers_that_the_function_drew():
         gradient, = mtf.gradients([mtf.reduce_sum(y)], [x])
         made, slope = evaluate(_split(builder, [_ROWS]), [y, gradient])
     np.testing.assert_allclose(slope * builder.values("x", [4]), 2 * made, rtol=1e-9)
+
+
+def test_numbers_are_drawn_once_though_a_function_of_the_same_text_draws_none():
+    """As tf.nn.dropout at a rate of 0."""
+    def noisy(rate):
+        def function(t):
+            kept = t * (1.0 - rate)
+            return kept * tf.random.uniform(t.shape, dtype=t.dtype) if rate else kept
+        return function
+
+    with tf.Graph().as_default():
+        builder = Builder(tf.float64)
+        y = builder.input("x", [_ROWS])
+        for rate in (0.0, 0.5):
+            y = mtf.slicewise(noisy(rate), [y], splittable_dims=[_ROWS])
+        half = y * 1.0
+        copies, split = MeshSpec(((frozenset(), 2),), (0, 1)), MeshSpec(((frozenset(["rows"]), 2),), (0, 1))
+        plan = {**dict.fromkeys(all_operations(builder.graph), copies), half.operation: split}
+        made, found = evaluate(PlanLowering(builder.graph, plan, device_names(8)), [y, half])
+    np.testing.assert_array_equal(found, made)
+
+
+def test_functions_of_one_text_draw_by_their_own_rates():
+    """With a rate of 0 TensorFlow draws no numbers, which tells nothing of the next function of that text."""
+    def dropped(rate):
+        return lambda t: tf.nn.dropout(t, rate=rate)
+
+    with tf.Graph().as_default():
+        builder, wide = Builder(tf.float64), dim("wide", 64)
+        x = builder.input("x", [wide])
+        made = [mtf.slicewise(dropped(rate), [x], splittable_dims=[wide]) for rate in (0.0, 0.5)]
+        copies = MeshSpec(((frozenset(), 2),), (0, 1))
+        lowering = PlanLowering(builder.graph, dict.fromkeys(all_operations(builder.graph), copies), device_names(8))
+        slices = lowering.tensors[made[1]].to_laid_out_tensor().tensor_list
+        with session() as run:
+            one, other = run.run(slices)
+    np.testing.assert_array_equal(one, other)
+    assert (one == 0.0).any()

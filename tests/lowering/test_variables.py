@@ -159,3 +159,33 @@ def test_what_a_weight_was_is_moved_once_to_where_it_is_updated(builder, assign)
             run.run(step)
         found = run.run(w.operation.get_master())
     np.testing.assert_allclose(found, 0.25 * builder.values("w", [8, 8]), rtol=1e-5)
+
+
+def test_who_runs_one_of_two_updates_does_not_run_what_the_other_waits_for(builder):
+    """What still holds the old value is not waited for where that would run another update."""
+    batch, model, hidden = dim("batch", 8), dim("model", 512), dim("hidden", 512)
+    w, x = builder.variable("w", [model, hidden]), builder.input("x", [batch, model])
+    count = builder.variable("count", [])
+    counted = mtf.assign_add(count.operation, mtf.ones(builder.mesh, mtf.Shape([])))
+    losses = [mtf.reduce_mean(mtf.square(mtf.einsum([given, w], [batch, hidden])))
+              for given in (x, mtf.depend(x, [counted]))]
+    updates = [mtf.assign_sub(w.operation, mtf.gradients([loss], [w])[0] * 0.1) for loss in losses]
+    lowering = PlanLowering(builder.graph, dict.fromkeys(builder.graph.operations, _over({"batch": 4})), _DEVICES)
+    steps = [lowering.lowered_operation(updates[0]), lowering.copy_slices_to_masters()]
+    with session() as run:
+        run.run(tf.global_variables_initializer())
+        run.run(lowering.copy_masters_to_slices())
+        for step in steps:
+            run.run(step)
+        found = run.run(count.operation.get_master())
+    np.testing.assert_allclose(found, 0.5 * builder.values("count", []), rtol=1e-6)
+
+
+def test_an_imported_scalar_that_is_a_constant_can_still_be_fed(builder):
+    """Functions of slices are given it as it is."""
+    rate = tf.constant(2.0)
+    y = builder.input("y", [dim("y", 8)]) * mtf.import_tf_tensor(builder.mesh, rate, mtf.Shape([]))
+    lowering = PlanLowering(builder.graph, dict.fromkeys(builder.graph.operations, _over({"y": 4})), _DEVICES)
+    out = lowering.export_to_tf_tensor(y)
+    with session() as run:
+        np.testing.assert_allclose(run.run(out, {rate: 3.0}), 3.0 * builder.values("y", [8]), rtol=1e-5)

@@ -161,3 +161,22 @@ def test_wrong_registrations_are_answered(arguments, words):
 def test_splittable_is_a_list_or_a_function():
     with pytest.raises(UsageError, match=r"splittable='a': is one str; give a list"):
         register_operation(Reversed, splittable="a")
+
+
+class Weighted(mtf.ops.AddOperation):
+    """A class of a user's with a lowering of its own, to which parts of sums are added up first."""
+
+    def lower(self, lowering):
+        """Adds the second twice."""
+        lowering.set_tensor_lowering(self.outputs[0], lowering.mesh_impl(self).slicewise(
+            lambda x, y: x + 2.0 * y, *(lowering.tensors[tensor] for tensor in self.inputs)))
+
+
+@pytest.mark.usefixtures("rules")
+@pytest.mark.parametrize("registered", [False, True])
+def test_a_class_with_a_lowering_of_its_own_does_not_pass_sums_on_as_its_parent_does(builder, registered):
+    x = builder.input("x", [dim("a", 4)])
+    if registered:
+        register_operation(Weighted, splittable=["a"])
+    rule = rule_of(Weighted(x, x, x.shape))
+    assert (rule.forwards_sums, rule.is_view, rule.is_same) == (False, False, False)
