@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pase_mtf.arguments import checked_arguments
+from pase_mtf.arguments import as_float, checked_arguments
 from pase_mtf.errors import DataError, UsageError, shortened
 from pase_mtf.files import path_of
 
@@ -41,7 +41,7 @@ def is_amount(value: object) -> bool:
     """Whether it is a number above 0, and not without end."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         return False
-    return bool(0.0 < value < math.inf)
+    return 0.0 < as_float(value) < math.inf  # integers have no end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +67,9 @@ class Run:
         for name, value in vars(self).copy().items():
             if isinstance(value, np.generic):  # NumPy's numbers are no JSON
                 object.__setattr__(self, name, value.item())
+        if type(self.reached) is not bool or type(self.seed) is not int:  # "no" would be true
+            raise UsageError(f"reached={shortened(self.reached)}, seed={shortened(self.seed)}: give True or False, and "
+                             "a whole number")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from pase_mtf.amounts import bytes_text, needed_text
-from pase_mtf.arguments import checked_arguments
+from pase_mtf.arguments import as_float, checked_arguments
 from pase_mtf.calibration.load import GivenMachine, load_machine
 from pase_mtf.calibration.meter import KernelMeter
 from pase_mtf.calibration.saved import SavedKernels
@@ -86,9 +86,11 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
       UsageError: no graph, or a number that makes no sense.
       NoPipelineError: none keeps to the memory, or the layers cannot be cut so often.
     """
-    _check(graphs, devices, schedule, stages, blocks)
+    _check(graphs, devices, schedule, stages, blocks, memory_limit)
     start = time.perf_counter()
-    search = _Search(graphs, devices, load_machine(machine, devices), schedule, stages, blocks, memory_limit)
+    loaded = load_machine(machine, devices)
+    loaded.check_devices(devices)  # before they are cut into groups, which takes long of many
+    search = _Search(graphs, devices, loaded, schedule, stages, blocks, memory_limit)
     best, told = search.best({count: RatePrices(made.graph, search.machine) for count, made in search.blocks.items()},
                              _SECONDS)
     best = search.in_stages(best)
@@ -99,7 +101,7 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
 
 
 def _check(graphs: Mapping[int, ComputationGraph], devices: int, schedule: str, stages: int | None,
-           blocks: int) -> None:
+           blocks: int, memory_limit: float | None) -> None:
     """Raises UsageError where the numbers make no sense."""
     check_schedule(schedule)
     if not graphs or any(type(count) is not int or count < 1 for count in graphs):
@@ -112,6 +114,8 @@ def _check(graphs: Mapping[int, ComputationGraph], devices: int, schedule: str, 
         raise UsageError(f"stages={shortened(stages)}: give a number from 1 to {devices}, the devices")
     if blocks < 1:
         raise UsageError(f"blocks={shortened(blocks)}: give a positive number")
+    if not (memory_limit is None or as_float(memory_limit) >= 0.0):
+        raise UsageError(f"memory_limit={shortened(memory_limit)}: give a number of bytes, or None")
 
 
 class _Search:
@@ -126,7 +130,7 @@ class _Search:
                  stages: int | None, blocks: int, memory_limit: float | None) -> None:
         """Has searched nothing; the arguments are those of `find_pipeline`."""
         self.machine, self._graphs, self._devices, self._schedule = machine, graphs, devices, schedule
-        self._stages, self._limit = stages, memory_limit
+        self._stages, self._limit = stages, None if memory_limit is None else as_float(memory_limit)
         self._numbers = range(2, devices + 1) if stages is None else range(stages, stages + 1)
         self.blocks = {count: find_blocks(of_microbatch(graph, count), _work(graph, machine), blocks)
                        for count, graph in sorted(graphs.items())}
@@ -245,7 +249,7 @@ def find_measured_pipeline(graphs: Mapping[int, ComputationGraph], sources: Mapp
     Raises:
       UsageError, InfeasibleError: as of `find_pipeline`.
     """
-    _check(graphs, meter.devices, schedule, stages, blocks)
+    _check(graphs, meter.devices, schedule, stages, blocks, memory_limit)
     begin = time.perf_counter()
     kernels = KernelsOfStages(sources, meter, progress)
     search = _Search(graphs, meter.devices, kernels.machine, schedule, stages, blocks, memory_limit)

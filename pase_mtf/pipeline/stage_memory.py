@@ -152,7 +152,8 @@ class StageMemory:
         if gradients:
             yield dataclasses.replace(whole, phase="update", held=tuple(gradients))
         if kept:
-            yield dataclasses.replace(whole, role="", held=tuple(kept))  # it is there, no kernel runs
+            role = operation.role if operation.role == "rename" else ""  # it is there, no kernel runs
+            yield dataclasses.replace(whole, role=role, held=tuple(kept))
 
     def _kept(self, held: Held, run: _Run, *, fed: bool) -> list[Held]:
         """What the others in flight hold of it."""

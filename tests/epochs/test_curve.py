@@ -142,3 +142,9 @@ def test_beyond_the_curve_the_least_is_no_more_than_the_most():
     assert not EpochCurve(partly).at(16).at_least
     assert EpochCurve(partly).at(128, extrapolate=True) is None
     assert EpochCurve(partly).at(8, extrapolate=True).high_at_least
+
+
+def test_what_says_neither_yes_nor_no_is_no_run():
+    for wrong in ({"reached": "no"}, {"reached": None}, {"seed": "1"}, {"seed": 1.5}, {"seed": True}):
+        with pytest.raises(UsageError, match="give True or False"):
+            Run(32, 4.0, **wrong)

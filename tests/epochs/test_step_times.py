@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from pase_mtf.epochs.curve import Run
 from pase_mtf.epochs.step_times import StepTimes
 from pase_mtf.errors import DataError, FormatError, UsageError
 
@@ -105,3 +106,11 @@ def test_what_is_no_file_of_ours(tmp_path, text):
     with pytest.raises(FormatError, match=r"steps\.json") as caught:
         StepTimes.load(path)
     assert "\n" not in str(caught.value)
+
+
+def test_integers_that_no_float_holds_are_no_amounts():
+    with pytest.raises(UsageError, match="give seconds above 0"):
+        StepTimes(4, {(1, 1): 10 ** 400})
+    with pytest.raises(UsageError, match="epochs above 0"):
+        Run(4, 10 ** 400)
+    assert StepTimes(4, {(1, 1): 10 ** 30}).at(1, 1).seconds == 10 ** 30

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import random
 
 import harness
@@ -16,6 +17,8 @@ from ranks import assert_all_ends_or_none, reached
 
 from pase_mtf import models
 from pase_mtf.compat import tf
+from pase_mtf.cost.build import build_network
+from pase_mtf.cost.compute import PARTS
 from pase_mtf.errors import MismatchError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
@@ -25,7 +28,7 @@ from pase_mtf.lowering import collectives
 from pase_mtf.lowering import lowering as lowering_module
 from pase_mtf.lowering.ranks import Rank
 from pase_mtf.lowering.summed_rows import SumOfRows
-from pase_mtf.pipeline.blocks import find_blocks
+from pase_mtf.pipeline.blocks import find_blocks, of_microbatch
 from pase_mtf.pipeline.find import evaluate_pipeline, find_pipeline
 from pase_mtf.pipeline.simulate import Laid, crossings
 from pase_mtf.strategy.experts import data_parallel
@@ -282,3 +285,20 @@ def test_new_values_are_computed_where_updates_are_split(tmp_path):
     wanted = {variable.name for layer in graph.layers for variable in layer.variables if variable.updated_by}
     assert wanted
     assert {variable.name for variable in lowering._updating} == wanted
+
+
+def test_nothing_is_added_to_rows_that_are_kept(tmp_path):
+    """Those of all microbatches are added up once: no table is read and written for one more of them."""
+    config = _config("gnmt", tmp_path, vocab=256)
+    with tf.Graph().as_default():
+        graph = export_graph(_program("gnmt", config, 4, 1, "sgd").graph)
+    chosen = [[configuration] for configuration in data_parallel(graph, 2)]
+    fewer, more = (build_network(of_microbatch(graph, count), harness.MACHINE, 2, chosen).parts for count in (2, 3))
+    tables = [number for number, layer in enumerate(graph.layers)
+              if any(operation.looked_up for operation in layer.operations)]
+    assert tables
+    for number in tables:
+        nbytes = max(math.prod(variable.operand.shape) * variable.operand.itemsize
+                     for variable in graph.layers[number].variables if variable.trainable)
+        longer = (more[number] - fewer[number])[PARTS.index("update"), 0]
+        assert 0 < longer < 3 * nbytes / harness.MACHINE.memory_bandwidth

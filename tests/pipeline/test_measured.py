@@ -135,3 +135,10 @@ def test_what_was_found_stays_though_later_searches_find_nothing(program, monkey
     assert len(found.stages) > 1
     assert (found.search["optimal"], found.search["gap"]) == (False, math.inf)
     assert "the shortest of those that were searched" in found.table()
+
+
+def test_a_limit_that_is_none_is_refused(program):
+    """One that is less than any number is no other name for no limit."""
+    for limit in (-math.inf, -1.0, math.nan):
+        with pytest.raises(UsageError, match=r"memory_limit=.*: give a number of bytes, or None"):
+            _find(program, (2,), PretendedMeter(), memory_limit=limit)

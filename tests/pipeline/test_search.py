@@ -485,3 +485,15 @@ def test_on_shared_cores_every_device_of_the_next_stage_is_sent_its_block_once()
     prices, whole = RatePrices(ComputationGraph("none", (), (), 0), machine), ((1, 1), (1, 1))
     for source, target in (((0,), (1, 2, 3, 4)), ((0, 1, 2, 3), (4,)), ((0, 1), (2, 3))):
         assert prices.between(edge, Partition(source, whole), Partition(target, whole)) == pytest.approx(len(target))
+
+
+def test_a_limit_larger_than_any_float_is_none(graph):
+    free, found = (find_pipeline({_COUNT: graph}, 4, harness.MACHINE, stages=2, blocks=2, memory_limit=limit)
+                   for limit in (None, 10 ** 400))
+    assert (found.stages, found.configurations) == (free.stages, free.configurations)
+
+
+def test_more_devices_than_are_linked_are_told_before_they_are_cut(graph, monkeypatch):
+    monkeypatch.setattr(find, "find_blocks", lambda *_: pytest.fail("cuts layers"))
+    with pytest.raises(UsageError, match="links at most"):
+        find_pipeline({_COUNT: graph}, 10 ** 20, harness.MACHINE)
