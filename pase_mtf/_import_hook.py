@@ -39,6 +39,9 @@ def find_spec(name: str, path: Sequence[str] | None = None,
         loader, execute = spec.loader, spec.loader.exec_module
 
         def prepare_and_execute(module: types.ModuleType) -> None:
+            if module.__name__ != _PACKAGE:  # a zip file has one loader for all modules in it
+                execute(module)
+                return
             importlib.import_module("pase_mtf._tensorflow")
             execute(module)
             importlib.import_module("pase_mtf._same_graphs").mend(module)

@@ -23,7 +23,7 @@ if "tensorflow" not in sys.modules and importlib.util.find_spec("ortools") is no
 
 @contextlib.contextmanager
 def _keras_later() -> Iterator[None]:
-    """Imports TensorFlow without Keras, as where there is none; `tf.keras` imports it when it is first read.
+    """Imports TensorFlow without Keras; what first reads `tf.keras`, or imports from it, imports that.
 
     TensorFlow's last import is Keras (and by it matplotlib), so that models which Keras saved are known: a fifth of
     the time that `import tensorflow` takes, in every process of a run.
@@ -32,11 +32,13 @@ def _keras_later() -> Iterator[None]:
         yield
         return
     missing: Any = None  # what Python takes for a module that is not there
-    sys.modules["keras"] = missing
+    # Of all Keras the one module that TensorFlow imports: were "keras" itself not there, TensorFlow would not take its
+    # folder into its own path either, and `from tensorflow.keras.layers import Dense` would find nothing ever after.
+    sys.modules["keras.src.optimizers"] = missing
     try:
         yield
     finally:
-        del sys.modules["keras"]
+        del sys.modules["keras.src.optimizers"]
 
 
 with _keras_later():

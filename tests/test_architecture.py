@@ -162,3 +162,18 @@ def test_the_checker_of_certificates_shares_no_code_with_the_searches(files):
         found = {node.module for node in ast.walk(ast.parse(files[name].read_text(encoding="utf-8")))
                  if isinstance(node, ast.ImportFrom) and str(node.module).startswith("pase_mtf")}
         assert found <= checker | claims, name
+
+
+@pytest.mark.parametrize("codes", [(0, -9), (-9, 0), (0, 1)])
+def test_a_checker_that_was_killed_has_not_passed(repository, monkeypatch, codes):
+    """Where memory runs out, say: its code is negative."""
+    spec = importlib.util.spec_from_file_location("lint", repository / "tools" / "lint.py")
+    lint = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lint)
+    left = iter(codes)
+    monkeypatch.setattr(lint, "_missing", lambda: [])
+    monkeypatch.setattr(lint, "_imports", lambda: 0)
+    monkeypatch.setattr(lint, "_FOLDERS", {})
+    monkeypatch.setattr(lint, "_command", lambda command, folder: next(left))
+    assert lint.main() == 1
+    assert list(left) == []

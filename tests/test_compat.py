@@ -232,3 +232,29 @@ def test_a_custom_gradient_may_name_what_its_operations_do_not_read():
         y = mtf.exp(x)
         made = mtf.ops.CustomGradientOperation([x], [x, unread], [y], None, [y.operation])
     assert all(one is other for one, other in zip(made.inputs, [x, unread, y], strict=True))
+
+
+@pytest.mark.slow
+def test_keras_is_found_below_tensorflow():
+    """`from tensorflow.keras.layers import Dense` looks for it in the path of the package, not among its names."""
+    result = _run("-c", "import sys\n"
+                        "from pase_mtf.compat import tf\n"
+                        "assert not {'keras', 'matplotlib'} & set(sys.modules)\n"
+                        "from tensorflow.keras.layers import Dense\n"
+                        "import tensorflow\n"
+                        "print(Dense.__name__, None in tensorflow.__path__)")
+    assert (result.returncode, result.stdout) == (0, "Dense False\n"), result.stderr
+
+
+def test_what_lies_in_a_zip_file_beside_mesh_tensorflow_is_imported_as_ever(tmp_path):
+    """One loader serves all modules of such a file."""
+    with zipfile.ZipFile(tmp_path / "both.zip", "w") as both:
+        both.writestr("mesh_tensorflow.py", "class ops:\n    class CustomGradientOperation:\n"
+                                            "        def __init__(self):\n            pass\n")
+        both.writestr("beside.py", "value = 3\n")
+    code = (f"import sys, types\nsys.path.insert(0, {str(tmp_path / 'both.zip')!r})\nimport pase_mtf\n"
+            "sys.modules['pase_mtf._tensorflow'] = types.ModuleType('pase_mtf._tensorflow')  # takes seconds\n"
+            "import mesh_tensorflow, beside\n"
+            "print(hasattr(mesh_tensorflow.ops.CustomGradientOperation.__init__, '__wrapped__'), beside.value)")
+    result = _run("-c", code)
+    assert (result.returncode, result.stdout) == (0, "True 3\n"), result.stderr

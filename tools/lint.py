@@ -58,6 +58,8 @@ def _command(command: list[str], folder: Path) -> int:
                            env={**os.environ, "PYTHONPATH": str(folder), "MYPY_CACHE_DIR": str(_ROOT / ".mypy_cache")})
     if found.returncode:
         text = found.stdout + found.stderr
+        if found.returncode < 0:  # it could not say anything itself
+            text += f"error: {' '.join(command[1:3])} ended by signal {-found.returncode}, as where memory runs out\n"
         for source, target in _FOLDERS.items():
             if source != target:  # the file as it lies in the repository
                 text = text.replace(f"{target}/", f"{source}/")
@@ -80,7 +82,8 @@ def main() -> int:
         imports = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()",
                    "--no-cache"]
         types = [sys.executable, "-m", "mypy", "-p", "pase_mtf"]
-        return max(_imports(), *(_command(command, folder) for command in (imports, types))) and 1
+        # Any: of one that was killed the code is negative.
+        return int(any([_imports(), *(_command(command, folder) for command in (imports, types))]))
 
 
 if __name__ == "__main__":
