@@ -351,7 +351,7 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts,
     plan, options, arms, alone = run.plan, run.plan.options, built.arms, run.board is None
     config = plan.config_json()
     keeper = Keeper(run.files.path("checkpoint"), arms[0], built.data, run.graph.hash, microbatches=plan.microbatches,
-                    recompute=plan.recomputed, first_step=plan.first_step, every=options.checkpoint_every, alone=alone)
+                    recompute=plan.recomputed, first_step=plan.first_step, every=options.checkpoint_every)
     judge = Judge(plan, found.chosen, arms, run.data, run.board)
     with contextlib.closing(watch_of(run.prices, found.chosen.values())) as watch:
         interrupts.hold()  # what is measured from here on is written down whatever happens

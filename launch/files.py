@@ -72,15 +72,18 @@ class RunFiles:
         self._keep, self._goes_on_at, self._gone_on = False, None, False
         self._lock = filelock.FileLock(self.path(LOCK), timeout=0)
         try:
-            if goes_on_at is None or not os.path.lexists(folder):
-                os.makedirs(folder)
-                self._hold()
-            else:
-                self.keep()
-                self._hold()
-                self._goes_on_at = goes_on_at
-                forget_half_written(folder)
-            self._metrics = self._opened_metrics()
+            with contextlib.ExitStack() as failed:  # by a signal, too
+                if goes_on_at is None or not os.path.lexists(folder):
+                    os.makedirs(folder)
+                    failed.callback(self._unmake)
+                    self._hold()
+                else:
+                    self.keep()
+                    self._hold()
+                    self._goes_on_at = goes_on_at
+                    forget_half_written(folder)
+                self._metrics = self._opened_metrics()
+                failed.pop_all()
         except FileExistsError as error:
             raise UsageError(f"--output_dir={folder}: exists and is never overwritten; name a new one") from error
         except OSError as error:
@@ -105,6 +108,15 @@ class RunFiles:
         except OSError as error:
             raise UsageError(f"--output_dir={self.folder}: {LOCK} cannot be locked ({error.strerror}), so that another "
                              "run may be writing there; name another") from error
+
+    def _unmake(self) -> None:
+        """Takes away the folder that was made just now; not where another run has taken it meanwhile."""
+        if self._lock.is_locked:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._lock.release()
+        else:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.folder)  # which goes where it is empty, and not otherwise
 
     def _opened_metrics(self) -> io.FileIO:
         return open(self.path(METRICS), "ab", buffering=0)  # closed on the end of this context
@@ -290,8 +302,12 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
     pictured = main if isinstance(main, Strategy) and not history.interrupted else None
     timeline, traced = (None, None) if history.interrupted else _timelines(main, arms)
     for kind, step in (("predicted", timeline), ("measured", traced)):
+        path = files.path(f"timeline-{kind}.json")
         if step is not None:
-            step.save(files.path(f"timeline-{kind}.json"))
+            step.save(path)
+        else:  # that of a run before in this folder is of other steps, perhaps of other devices
+            with contextlib.suppress(OSError):
+                os.unlink(path)
     files.write("report.html", report_html(
         title=f"{plan.options.model} on {plan.devices.count} devices", facts={**facts, "status": status}, rows=rows,
         history=history, strategy_table=main.table(), layout=layout, notes=notes,

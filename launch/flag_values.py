@@ -134,7 +134,10 @@ def parse_arms(strategy: str, compare: str) -> tuple[ArmName, ...]:
         for arm in found:
             if arm.method in ("file", PIPELINE) and arm.argument and arms.get(arm.name, arm) != arm:
                 arm = dataclasses.replace(arm, name=_as_text(arm.argument))
-            arms.setdefault(arm.name, arm)
+            if arms.setdefault(arm.name, arm) != arm and arm.method == "within":
+                given = arms[arm.name].argument.partition("/")[2]
+                raise UsageError(f"--compare={shortened(compare, quoted=False)}: limits of within:{given} and of "
+                                 f"{item} have the same names; give one of them")
     return (arms.pop(main[0].name), *sorted(arms.values(), key=lambda arm: _ORDER.index(arm.method)))
 
 

@@ -200,7 +200,8 @@ class Options:
         if self.schedule not in SCHEDULES:
             raise UsageError(f"--schedule={self.schedule}: unknown; {nearest(self.schedule, SCHEDULES)}")
         searched = any(arm.method == PIPELINE and not arm.argument for arm in self.arms)
-        if self.schedule != Options.schedule and not searched and not self.resume:
+        # A run that is continued hands its own on; auto says all of it itself.
+        if self.schedule != Options.schedule and not searched and self.resume in (None, AUTO):
             raise UsageError(f"--schedule={self.schedule}: is for a pipeline that is searched; name {PIPELINE} in "
                              "--strategy or --compare")
         if self.dtype is not None and self.dtype not in DTYPES:

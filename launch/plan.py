@@ -195,7 +195,9 @@ def _taken_up(options: Options) -> tuple[Options, CheckpointInfo | None, int]:
         return options, None, 0
     checkpoint = find_checkpoint(folder)
     left, done = steps - checkpoint.step, steps_done(folder)
-    return options.going_on(folder, left), checkpoint, done if left <= 0 and done >= steps else 0
+    # Steps behind the last checkpoint are done anew where they were to be kept, and not otherwise.
+    over = left <= 0 or not options.checkpoint
+    return options.going_on(folder, left), checkpoint, done if over and done >= steps else 0
 
 
 def _done_before(options: ResolvedOptions) -> int:

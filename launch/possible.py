@@ -7,6 +7,7 @@ import importlib.util
 from pase_mtf.errors import UsageError
 from pase_mtf.launch.flag_values import PIPELINE, ArmName
 from pase_mtf.launch.options import ResolvedOptions
+from pase_mtf.launch.run_folder import AUTO
 from pase_mtf.models.presets import BATCH_STATISTICS, ModelConfig
 
 __all__ = ["check_trained_pipeline", "counts_of_microbatches", "why_left_out"]
@@ -49,11 +50,13 @@ def why_left_out(arm: ArmName, options: ResolvedOptions, config: ModelConfig) ->
 
 def _why_no_pipeline(arm: ArmName, options: ResolvedOptions, config: ModelConfig) -> str:
     trained = options.arms[0].method == PIPELINE  # to compare with it leaves these flags to the others
+    # A run that is continued hands its own on, which nobody can leave out.
+    other = "leave out" if options.resume in (None, AUTO) else "give --recompute=none instead of"
     reasons = {
         f"stages need two devices; take a larger --mesh than {options.mesh}": options.mesh_flag.devices < 2,
         f"{options.model} normalises over the batch, so that microbatches are another model; leave out pipeline": (
             options.model in BATCH_STATISTICS),
-        f"it computes no block again; leave out --recompute={options.recompute}": trained and options.recomputed != (),
+        f"it computes no block again; {other} --recompute={options.recompute}": trained and options.recomputed != (),
         "it is searched for its number of microbatches; leave out --microbatches=auto, or give a number":
             trained and options.microbatch_count is None,
         f"--batch={options.batch} does not split into microbatches; take one that has small divisors":

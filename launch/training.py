@@ -191,9 +191,10 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
                 for watcher in watchers:
                     watcher(record)
                 ahead = max(ahead, number + 1)
-        if history.interrupted:
-            return history
         start += size
+        if history.interrupted and (ahead < size or start < warmup + steps):
+            return history
+        history.interrupted = False  # all arms have done all that was asked for: nothing was cut short
         history.disagreement, history.compared = check(history), True
         last = history.records[arms[0].name][-1]
         history.diverged = None if math.isfinite(last.loss) else last.step

@@ -174,22 +174,22 @@ class Arm:
         feed = {placeholder: batch[name] for name, placeholder in self._placeholders.items()}
         start = time.perf_counter()
         if trace:
-            metadata, began = tf.RunMetadata(), time.time()
+            metadata, began = tf.RunMetadata(), time.time_ns()
             loss, _ = self._run([self._loss, self._train], feed, metadata, together=True)
             self._look_at(metadata, began)
         else:
             loss, _ = self._run([self._loss, self._train], feed, together=True)
         return float(loss), time.perf_counter() - start
 
-    def _look_at(self, metadata: tf.RunMetadata, began: float) -> None:
+    def _look_at(self, metadata: tf.RunMetadata, began: int) -> None:
         """What a traced step tells of memory and time, on the devices of all ranks: by the clock of each, from when it
         began."""
         nbytes = max(peak_bytes_per_device(metadata, self._held).values(), default=0)
-        slices = traced_slices(metadata, self._works, self._numbers, apart=self._apart) if self._works else []
+        slices = (traced_slices(metadata, self._works, self._numbers, apart=self._apart, since=began)
+                  if self._works else [])
         self.fallen = fallen_to_cpu(metadata, self._graph)
         if self._board:
-            mine = [one._replace(begin=one.begin - began, end=one.end - began) for one in slices]
-            found = self._board.gather([nbytes, mine, self.fallen])
+            found = self._board.gather([nbytes, slices, self.fallen])
             nbytes = max(of_rank[0] for of_rank in found)
             slices = [Slice(*one) for of_rank in found for one in of_rank[1]]
             self.fallen = sorted({kind for of_rank in found for kind in of_rank[2]})

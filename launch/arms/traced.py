@@ -52,9 +52,9 @@ def works_of(graph: ComputationGraph, program: mtf.Graph, lowering: mtf.Lowering
 
 
 def traced_slices(metadata: tf.RunMetadata, works: Mapping[str, Work], devices: Mapping[str, int], *,
-                  apart: bool = False) -> list[Slice]:
+                  apart: bool = False, since: int = 0) -> list[Slice]:
     """What the devices did in a step as it was traced: every node from when its computation began until it ended, in
-    seconds since the epoch.
+    seconds.
 
     What waits for a core between two nodes is not seen, nor is what devices send each other where they share memory.
 
@@ -64,9 +64,11 @@ def traced_slices(metadata: tf.RunMetadata, works: Mapping[str, Work], devices: 
       devices: short name of a device (`memory.short_device`) -> its number.
       apart: whether they have memory of their own: what slices and concatenates is told from what is sent, as it is in
         a step that was simulated.
+      since: from when on these are counted, in nanoseconds since the epoch; seconds since then, as floats, are rounded
+        to a quarter of a microsecond.
     """
     return [Slice(_kind(node, work, operation if apart else ""), work.phase, work.layer, device, device, begin, end)
-            for device, node, operation, begin, end in _nodes(metadata, devices)
+            for device, node, operation, begin, end in _nodes(metadata, devices, since)
             if (work := _owner(node, works)) is not None]
 
 
@@ -84,7 +86,8 @@ def timeline_of(slices: Sequence[Slice], devices: int, name: str) -> Timeline:
     return Timeline(name, devices, max((one.end for one in ordered), default=0.0), tuple(ordered))
 
 
-def _nodes(metadata: tf.RunMetadata, devices: Mapping[str, int]) -> Iterator[tuple[int, str, str, float, float]]:
+def _nodes(metadata: tf.RunMetadata, devices: Mapping[str, int],
+           since: int) -> Iterator[tuple[int, str, str, float, float]]:
     """(device, name, TensorFlow's operation, begin, end in seconds) of every node that computes."""
     for device in metadata.step_stats.dev_stats:
         number = devices.get(short_device(device.device))
@@ -92,7 +95,8 @@ def _nodes(metadata: tf.RunMetadata, devices: Mapping[str, int]) -> Iterator[tup
             continue
         for node in device.node_stats:
             if (kind := _type_of(node)) not in IDLE_NODES:
-                begin, end = (node.all_start_nanos + when for when in (node.op_start_rel_nanos, node.op_end_rel_nanos))
+                start = node.all_start_nanos - since  # whole numbers, before they are floats
+                begin, end = (start + when for when in (node.op_start_rel_nanos, node.op_end_rel_nanos))
                 yield number, node.node_name, kind, _NANOSECONDS * begin, _NANOSECONDS * end
 
 

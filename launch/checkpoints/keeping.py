@@ -43,7 +43,7 @@ class Keeper:
 
     def __init__(self, folder: str, arm: _Kept, data: Data, graph_hash: str, *, microbatches: int,
                  recompute: Sequence[str], first_step: int = 0, every: int | None = None,
-                 clock: Callable[[], float] = time.monotonic, alone: bool = False):
+                 clock: Callable[[], float] = time.monotonic):
         """Writes nothing yet.
 
         Args:
@@ -55,12 +55,10 @@ class Keeper:
           first_step: training steps done before this run.
           every: steps between two checkpoints; None: `EVERY_SECONDS` between two.
           clock: seconds.
-          alone: no other process takes part. Then data that cannot be read costs a checkpoint no more than the loss
-            that it tells; others would wait for this one.
         """
         self._folder, self._arm, self._data, self._graph_hash = folder, arm, data, graph_hash
         self._microbatches, self._recompute = microbatches, recompute
-        self._every, self._clock, self._alone = every, clock, alone
+        self._every, self._clock = every, clock
         self._began, self._done, self._finite = first_step, first_step, True
         self._put_off = False  # whether one was due after the first step
         self._last = clock()
@@ -113,7 +111,8 @@ class Keeper:
           UsageError: it cannot be written.
         """
         loss: float | None = None
-        with contextlib.suppress(*([DataError] if self._alone else [])):
+        # Data that cannot be read cost no more than this loss: other processes are told of a batch once it is read.
+        with contextlib.suppress(DataError):
             loss = self._arm.loss(next(self._data.batches(self._done)))
         if not self._finite or not (loss is None or math.isfinite(loss)):
             return False

@@ -263,6 +263,9 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], other
             told["error"] = (f"rank {found[0].rank} ({tasks[found[0].rank]}) has found what is to be mended, and says "
                              f"it on its own host (exit code {outcome.exit_code})")
             print(f"error: {told['error']}", file=sys.stderr, flush=True)
+        elif others and outcome.exit_code in SAID_WHY:  # as above, the other way round
+            told["error"] = (f"rank 0 ({tasks[0]}) has found what is to be mended, and says it on its own host (exit "
+                             f"code {outcome.exit_code})")
         return outcome
     finally:
         for other in others:
@@ -319,8 +322,10 @@ def _clear_up(options: ResolvedOptions, *, anew: bool = False) -> None:
         take_lock(lock)
         try:
             ended = os.path.exists(files_of_run(folder)[0])  # somebody's run: a summary is the last that one writes
-            if not ended and (anew or (not options.in_place and os.path.exists(metrics)
-                                       and not os.path.getsize(metrics))):
+            # Rank 0 makes these two before all else: a folder that holds others alone is somebody's, and is refused.
+            ours = os.path.exists(metrics) or set(os.listdir(folder)) <= {LOCK}
+            if ours and not ended and (anew or (not options.in_place and os.path.exists(metrics)
+                                                and not os.path.getsize(metrics))):
                 try:
                     os.rename(folder, gone)
                 except OSError:  # some file systems rename no folder that holds something

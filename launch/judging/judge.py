@@ -35,6 +35,8 @@ _UPDATE = 0.02
 _UPDATE_NARROW = 0.2
 _FIRST_LOSS = 1e-3
 """Relative, of the loss at a checkpoint: float32 there, float64 here."""
+_LEAST_LOSS = 1e-2
+"""A smaller loss is compared as one of this: it is a difference of logits, and rounded as these, however small."""
 
 
 class Judge:
@@ -98,7 +100,7 @@ class Judge:
             arm, how = next(iter(found.wrong.items()))
             return (f"{suspicion}; in float64 {arm} computes something else than one device does ({how}): its numbers "
                     "must not be used, please report it")
-        allowed = max(_FIRST_LOSS, self._first) * abs(found.first_loss)
+        allowed = max(_FIRST_LOSS, self._first) * max(abs(found.first_loss), _LEAST_LOSS)
         if self._before and not agree(found.first_loss, self._before[0], allowed):
             return (f"{suspicion}; in float64 every arm of this run is right, and the loss at the checkpoint is "
                     f"{found.first_loss:.7g}: the data is not what {RUN_BEFORE} had, or its strategy was wrong")

@@ -25,6 +25,10 @@ GROSS = 0.5
 DIVERGED = 2.0
 """Times the first loss: from there on rounding decides where a training goes."""
 
+_SMALL = 1.0
+"""A first loss below this (in nats) counts as this: of a training that is resumed late, the next batch may well have
+several times the loss of the first."""
+
 FIRST, FIRST_NARROW = 1e-5, 1e-2
 """Relative difference of first losses that is rounding: of float32, and of products whose operands have few bits after
 the point: ten in TF32 (NVIDIA, "Accelerating AI Training with NVIDIA TF32 Tensor Cores", 2021), seven in bfloat16,
@@ -89,7 +93,8 @@ class Comparison:
             found = {arm: losses[arm][position] for arm in others if position < len(losses[arm])}
             start, step = self._start, self.steps
             self.steps += 1
-            self._diverged = step > 0 and not any(abs(loss) <= DIVERGED * start for loss in (expected, *found.values()))
+            beyond = DIVERGED * max(start, _SMALL)
+            self._diverged = step > 0 and not any(abs(loss) <= beyond for loss in (expected, *found.values()))
             if self._diverged:
                 continue
             for arm, loss in found.items():

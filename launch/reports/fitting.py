@@ -91,6 +91,8 @@ class Fitting:
     def frontiers(self, points: int = 8, time_limit: float = 0.5) -> dict[str, tuple[FrontierPoint, ...]]:
         """What memory buys in as many microbatches with no block computed again, and with all: the fastest strategies
         within limits (`strategy.within.frontier_of`); without those that cannot be told in a few seconds."""
+        if self.then_measured:  # what was chosen is drawn by measured kernels: these, by rates, are no match for it
+            return {}
         alike = [choice for choice in self.tried if choice.microbatches == self.choice.microbatches]
         # Where a bound told enough, these two were not looked at: no other is called so.
         named = {0: "nothing", self.of: "all blocks"} if self.of else {}

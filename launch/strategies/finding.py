@@ -296,7 +296,8 @@ def _auto_mtf(plan: Plan, graph: ComputationGraph) -> tuple[Configuration, ...]:
     options = plan.options
     mesh = auto_mtf_mesh(options.mesh_flag.devices, options.mesh_flag.axes)
     with Stage("auto_mtf"):
-        rules = auto_mtf_layout(options.model, plan.config, options.batch, options.optimizer, mesh)
+        # Of a microbatch: a rule that splits the whole batch alone would leave those of the run whole.
+        rules = auto_mtf_layout(options.model, plan.config, options.together, options.optimizer, mesh)
     return configurations_of_layout(graph, mesh, rules)
 
 

@@ -191,7 +191,9 @@ def _nothing_fits(plan: Plan, limit: float, pieces: Sequence[int], blocks: Seque
         scope.append(f"in up to {pieces[-1]} microbatches" if pieces[-1] > 1 else f"in one microbatch{why}")
     if blocks is not None:
         flags.append("--recompute=auto")
-        scope.append(f"whichever of {len(blocks)} blocks are computed again")
+        # Of many blocks only the first few of every kind are offered: of other sets nothing is known.
+        first = "" if all(len(choice) == 1 for choice in choices_of(blocks)) else ", the first of each kind first,"
+        scope.append(f"whichever of {len(blocks)} blocks{first} are computed again")
     found = "no strategy keeps" if proven else "no strategy was found that keeps"
     return (f"{' '.join(flags)}: {found} to {bytes_text(limit)} per device {', '.join(scope)}; take "
             f"{', '.join(_remedies(plan))}, or a larger --memory_limit")

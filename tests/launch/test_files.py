@@ -246,3 +246,28 @@ def test_a_folder_that_cannot_be_renamed_goes_all_the_same(tmp_path, monkeypatch
     with pytest.raises(PaseError):
         fails()
     assert os.listdir(tmp_path) == []
+
+
+def test_timelines_are_those_of_the_run_that_the_report_is_of(launch, monkeypatch):
+    code, folder, _, _ = launch("--compare=none", "--steps=2")
+    files = [folder / f"timeline-{kind}.json" for kind in ("predicted", "measured")]
+    assert code == 0
+    assert all(path.exists() for path in files)
+    monkeypatch.setattr(run_files, "_MOST_DRAWN", 1)  # as of a run over more devices than are drawn
+    assert launch(f"--resume={folder}", "--steps=1")[0] == 0
+    assert not any(path.exists() for path in files)
+
+
+@pytest.mark.parametrize(("where", "error"), [
+    ("filelock.FileLock.acquire", OSError(28, "No space left on device")),
+    ("filelock.FileLock.acquire", KeyboardInterrupt()),
+    ("pase_mtf.launch.files.RunFiles._opened_metrics", OSError(28, "No space left on device"))])
+def test_a_folder_that_was_only_just_made_is_not_left_behind(tmp_path, monkeypatch, where, error):
+    """The next try may have the name."""
+    def fails(self):
+        raise error
+    with monkeypatch.context() as patch:
+        patch.setattr(where, fails)
+        with pytest.raises((UsageError, KeyboardInterrupt)):
+            RunFiles(str(tmp_path / "run"))
+    assert os.listdir(tmp_path) == []

@@ -72,6 +72,7 @@ def test_reads_arms(strategy, compare, expected):
     ("search", "random:x", "random:3"), ("search", "random:²", "random:3"),
     ("search", "random:" + "9" * 5000, "random:3"), ("search", "random", "random:3"),
     ("search", "within:0", "within:3"), ("within:1", "none", "known"),
+    ("search", "within:2,within:4", "of within:2 and of within:4 have the same names; give one"),
 ])
 def test_offers_the_nearest_arm(strategy, compare, offered):
     with pytest.raises(UsageError, match=offered):

@@ -344,3 +344,12 @@ def test_a_folder_is_the_same_by_a_link_to_it(tmp_path):
     for resume, output in (("latest", "run"), ("run", "latest")):
         assert Options(resume=str(tmp_path / resume), output_dir=str(tmp_path / output)).in_place
     assert not Options(resume=str(tmp_path / "latest"), output_dir=str(tmp_path / "other")).in_place
+
+
+def test_an_order_of_no_pipeline_is_refused_where_a_run_may_be_taken_up(tmp_path):
+    """Which hands no order on: it is the command's own, and would do nothing."""
+    flags = ["--model=alexnet", "--compare=none", "--resume=auto", f"--output_dir={tmp_path / 'run'}"]
+    assert parse_command_line(flags).schedule == "1f1b"
+    with pytest.raises(UsageError, match="--schedule=gpipe: is for a pipeline that is searched"):
+        parse_command_line([*flags, "--schedule=gpipe"])
+    assert parse_command_line([*flags, "--schedule=gpipe", "--compare=pipeline"]).schedule == "gpipe"

@@ -162,3 +162,29 @@ def test_what_the_judge_asks_of_a_run_before_is_missed_at_once(tmp_path, preset)
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(FormatError, match=r"config\.json: lacks 'strategy'; it is truncated"):
         parse_command_line([resume, "--strategy=search"])
+
+
+def test_steps_that_were_not_to_be_kept_are_done_all_the_same(tmp_path, preset, finished):
+    """A run went on from its last checkpoint with --nocheckpoint, and a scheduler starts the same command again."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "first_step": 3, "steps_done": 9}))
+    command = ["--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu", "--machine=a100", "--steps=8",
+               "--compare=none", f"--output_dir={run}", "--resume=auto"]
+    assert resolve(parse_command_line([*command, "--warmup=1", "--nocheckpoint"])).done == 9
+    assert resolve(parse_command_line([*command, "--warmup=2", "--nocheckpoint"])).done == 0  # a step is left
+    kept = resolve(parse_command_line([*command, "--warmup=1"]))
+    assert (kept.done, kept.first_step) == (0, 3)  # what was to be kept is trained anew
+
+
+def test_what_a_run_hands_on_nobody_is_told_to_leave_out(finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    config = json.loads((run / "config.json").read_text())
+    config["options"]["recompute"] = "all"
+    (run / "config.json").write_text(json.dumps(config))
+    command = [f"--resume={run}", "--strategy=pipeline", "--compare=none"]
+    with pytest.raises(UsageError, match="computes no block again; give --recompute=none instead of --recompute=all"):
+        resolve(parse_command_line(command))
+    assert resolve(parse_command_line([*command, "--recompute=none"])).recomputed == ()

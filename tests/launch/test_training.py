@@ -135,3 +135,16 @@ def test_a_long_warm_up_holds_a_turn_of_batches():
     assert most[0] <= 5
     assert [record.timed for record in history.records["a"]] == [False] * 40 + [True] * 5
     assert [batch for _, batch, trace in diary if trace] == [0, 39]
+
+
+def test_a_wish_that_comes_with_the_last_step_interrupts_nothing():
+    """The other arms do what is left of the turn, and all are compared: a run that has done its steps is done."""
+    for asked_after, done in ((3, 2), (4, 3), (5, 3)):
+        diary, compared = [], []
+        arms = [_Arm(name, diary) for name in "ab"]
+        history = train(arms, itertools.count(), warmup=1, steps=2,
+                        asked=lambda diary=diary, asked_after=asked_after: len(diary) >= asked_after,
+                        check=lambda history, compared=compared: compared.append(len(history.records["a"])))
+        assert {name: len(records) for name, records in history.records.items()} == {"a": done, "b": done}
+        assert history.interrupted == (done < 3)
+        assert compared == ([1, 3] if done == 3 else [1])

@@ -58,3 +58,12 @@ def test_operations_without_a_kernel_for_gpus_are_told():
            "CPU_0": [_node("unique", "Unique", 0, 9), _node("feed", "Mul", 0, 9), _node("const", "Const", 0, 9)]}
     assert fallen_to_cpu(_metadata(**ran), graph) == ["Unique"]
     assert fallen_to_cpu(_metadata(GPU_0=ran["GPU_0"]), graph) == []
+
+
+def test_a_tenth_of_a_microsecond_is_told_on_the_clock_of_a_computer():
+    """In seconds since 1970 a float is rounded to a quarter of a microsecond."""
+    now = 1_764_547_200_000_000_000
+    node = _node("einsum/Einsum", "Einsum", 100, 200)
+    node.all_start_nanos = now
+    one, = traced_slices(_metadata(CPU_0=[node]), {"einsum": Work("dense", "forward")}, {"CPU:0": 0}, since=now)
+    np.testing.assert_allclose((one.begin, one.end), (1e-7, 2e-7), rtol=1e-9)

@@ -341,3 +341,22 @@ def test_those_that_a_run_removes_meanwhile_are_not_damaged(tmp_path, monkeypatc
     monkeypatch.setattr(checkpoint, "_sha256", slow)
     assert find_checkpoint(str(tmp_path)).step == 9
     assert capsys.readouterr().err == ""
+
+
+def test_all_of_it_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """Else a power cut leaves a checkpoint of empty files in the place of the last."""
+    done, fsync, rename = [], os.fsync, os.rename
+
+    def to_disk(handle):
+        done.append(os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
+        fsync(handle)
+
+    def renamed(source, target):
+        done.append("renamed")
+        rename(source, target)
+    monkeypatch.setattr(os, "fsync", to_disk)
+    monkeypatch.setattr(os, "rename", renamed)
+    _write(tmp_path, 7)
+    # The values, the manifest, the names of both; and the name of all, behind its renaming.
+    assert [name.partition(".partial-")[0] for name in done] == [
+        "model.data", ".checkpoint.json", "", "renamed", "checkpoint"]

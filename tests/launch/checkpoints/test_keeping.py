@@ -63,8 +63,8 @@ def test_a_run_without_a_last_checkpoint_as_it_diverges_says_so(written, losses,
 
 
 def test_a_last_checkpoint_that_is_written_is_no_word(written, capsys):
-    for losses, more in (([1.0] * 4, {}), (None, {"alone": True})):  # None: the next loss cannot be told
-        keeper, history = _keeper(losses, **more), History(0, {})
+    for losses in ([1.0] * 4, None):  # None: the next loss cannot be told
+        keeper, history = _keeper(losses), History(0, {})
         _watched(keeper, [1.0] * 3)
         keeper.finish(history)
         assert (written.pop(), history.diverged, history.unwritten) == (3, None, None)
@@ -116,3 +116,20 @@ def test_the_first_step_of_a_run_that_was_interrupted_in_it_is_not_kept(written)
     _watched(keeper, [1.0])
     keeper.finish(History(0, {}))
     assert written == []
+
+
+def test_without_a_number_of_steps_one_follows_every_five_minutes(written):
+    now = [0.0]
+    keeper = _keeper([1.0] * 9, clock=lambda: now[0])
+    for step, seconds in enumerate((10.0, 280.0, 10.0, 200.0, 100.0, 10.0)):
+        now[0] += seconds
+        keeper.watch(Record("search", step, 1.0, seconds, True))
+    assert written == [3, 5]
+
+
+def test_data_that_cannot_be_read_after_the_last_step_cost_no_checkpoint(written):
+    """Of a run over processes neither: none of the others was told of the batch yet."""
+    keeper, history = _keeper(None), History(0, {})
+    _watched(keeper, [1.0] * 3)
+    keeper.finish(history)
+    assert (written, history.diverged, history.unwritten) == ([3], None, None)

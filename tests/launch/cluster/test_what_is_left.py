@@ -113,3 +113,29 @@ def test_what_was_measured_stays_where_no_restart_comes_to_be(monkeypatch, tmp_p
     with pytest.raises(ClusterError, match="no launcher of rank 1 came"):
         launcher._with_restarts(plan, Membership(("a:1", "b:1"), 0, 2, "cpu"), [], Interrupts(), None)
     assert (folder / "metrics.jsonl").read_text() == "{}\n"
+
+
+def test_a_folder_that_rank_0_has_not_made_stays(tmp_path):
+    """Somebody made one of that name before rank 0 came to it, and a process was lost: rank 0 will refuse it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("mine")
+    launcher._clear_up(SimpleNamespace(output_dir=str(folder), in_place=False), anew=True)
+    assert (folder / "thesis.tex").read_text() == "mine"
+
+
+def test_what_rank_0_finds_wrong_is_told_on_other_hosts(monkeypatch, tmp_path, capsys):
+    """Its own line is on its host alone, which says no more."""
+    told, tasks = [], ("a:1", "b:1")
+    other = SimpleNamespace(rank=1, exit_code=None, fault=lambda: None, end=lambda **message: told.append(message))
+    options = SimpleNamespace(output_dir=str(tmp_path / "run"), in_place=False, to_arguments=list, clients="one",
+                              max_restarts=3)
+    plan = SimpleNamespace(devices=SimpleNamespace(tasks=tasks, count=2, kind="cpu"), options=options, asked=options,
+                           first_step=0)
+    monkeypatch.setattr(launcher, "TaskProcess", lambda *_, **__: SimpleNamespace(
+        rank=0, exit_code=4, fault=lambda: None))
+    monkeypatch.setattr(launcher, "end_all", lambda tasks: None)
+    assert launcher._with_restarts(plan, Membership(tasks, 0, 2, "cpu"), [other], Interrupts(), None) == 4
+    assert told == [{"end": 4, "error": "rank 0 (a:1) has found what is to be mended, and says it on its own host "
+                                        "(exit code 4)"}]
+    assert capsys.readouterr().err == ""

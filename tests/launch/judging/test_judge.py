@@ -224,3 +224,18 @@ def test_what_stock_mesh_tensorflow_loses_after_its_first_step_is_not_compared(t
         Judge(plan, {"search": None}, arms, data).check(SimpleNamespace(
             losses=lambda name, since, losses=losses: losses[name][since:], first_step=0))
         assert len(asked) == settled
+
+
+@pytest.mark.parametrize(("before", "other_data"), [(3.1e-5, False), (0.2, True)])
+def test_a_loss_of_next_to_nothing_at_a_checkpoint_may_be_rounding(tmp_path, monkeypatch, before, other_data):
+    """float32 rounds it as it does the logits that it is a difference of."""
+    plan = resolve(parse_command_line(["--model=alexnet", "--preset=tiny", "--mesh=4", "--devices=cpu",
+                                       "--machine=h100", f"--output_dir={tmp_path / 'run'}"]))
+    monkeypatch.setattr(judge, "settle", lambda *_: Settled({}, 3e-5, 3))
+    monkeypatch.setattr(judge, "losses_before", lambda plan: [before])
+    losses = {"search": [3.05e-5], "stock_data_parallel": [3e-5]}
+    arms = [SimpleNamespace(name=name, differing_replicas=lambda: None) for name in losses]
+    found = Judge(plan, {"search": None}, arms, SimpleNamespace(batches=lambda step: iter(())))
+    said = found.check(SimpleNamespace(losses=lambda name, since: losses[name][since:], first_step=0))
+    assert (said is not None) == other_data
+    assert (found.note is None) == other_data

@@ -193,3 +193,10 @@ def test_an_update_that_is_no_number_is_the_one_that_is_named():
     updates = [Update(name, "", 1.0, 1e-2, difference) for name, difference in (
         ("a", 1e-9), ("b", math.nan), ("c", 2e-9))]
     assert "changes b otherwise" in largest_update(updates, EPSILON, 0.02)
+
+
+def test_a_small_loss_that_doubles_has_not_diverged():
+    """Of a training that is resumed late the next batch may have several times the loss of the first."""
+    before = [0.05, 0.31, 0.28]
+    assert first_difference({"search": before, "the run before": before}) is None
+    assert "step 1" in first_difference({"search": [0.05, 0.9, 2.5], "the run before": before})

@@ -100,3 +100,13 @@ def test_outputs_that_mesh_tensorflow_gives_one_name():
                                      (("rows", 2), ("columns", 4)))
     assert rules
     assert set(rules.values()) <= {"rows", "columns"}
+
+
+def test_it_is_asked_for_the_layout_of_a_microbatch(monkeypatch):
+    """Of the whole batch it would split by axes that those of the run do not divide by."""
+    asked = []
+    monkeypatch.setattr(finding, "auto_mtf_layout", lambda *arguments: asked.append(arguments) or {})
+    plan = resolve(Options(model="alexnet", devices="cpu", machine="h100", batch=64, microbatches="32",
+                           compare="auto_mtf"))
+    finding._auto_mtf(plan, perceptron())
+    assert [batch for _, _, batch, *_ in asked] == [2]

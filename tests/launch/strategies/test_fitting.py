@@ -223,3 +223,18 @@ def test_not_all_blocks_are_not_called_all(monkeypatch):
     tried = {Choice(2, blocks): Priced(1.0, 1.0, 1.0, object()) for blocks in ((), ("a",), ("a", "b"))}
     for of, named in ((3, ["nothing computed again"]), (2, ["nothing computed again", "all blocks computed again"])):
         assert list(Fitting(Choice(2, ("a",)), True, of, tried, 1.0, 1.0, 1.0).frontiers()) == named
+
+
+def test_lines_by_rates_are_not_drawn_beside_one_by_measured_kernels(monkeypatch):
+    monkeypatch.setattr("pase_mtf.launch.reports.fitting.frontier_of", lambda *_: ())
+    tried = {Choice(1, blocks): Priced(1.0, 1.0, 1.0, object()) for blocks in ((), ("a",))}
+    for measured, drawn in ((False, ["nothing computed again"]), (True, [])):
+        assert list(Fitting(Choice(1, ("a",)), False, 1, tried, 1.0, 1.0, 1.0, measured).frontiers()) == drawn
+
+
+@pytest.mark.parametrize(("count", "says"), [
+    (6, "whichever of 6 blocks are computed again"),
+    (7, "whichever of 7 blocks, the first of each kind first, are computed again")])
+def test_sets_of_blocks_that_were_not_offered_are_not_ruled_out(count, says):
+    names = [f"mixed{number}" for number in range(1, count + 1)]
+    assert says in fitting._nothing_fits(_plan("alexnet", "1", 4, recompute="auto"), 1e3, (1,), names, True)
