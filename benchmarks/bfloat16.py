@@ -19,7 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks import markdown
-from benchmarks.commands import told_in_one_line
+from benchmarks.commands import told_in_one_line, whole_numbers
 from benchmarks.facts import facts_text, of_rows
 from benchmarks.launching import prepare_data, run_launcher
 from benchmarks.model_rows import ModelRows, flag_parser
@@ -103,7 +103,7 @@ def document(results: Mapping[str, Any]) -> str:
         "Reproduce with `python -m benchmarks.bfloat16`.", ""])
 
 
-@told_in_one_line()
+@told_in_one_line(RuntimeError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains and predicts every model."""
     flags = flag_parser(__doc__.splitlines()[0], _DEVICES, "h100").parse_args(arguments)
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = ModelRows(pathlib.Path(flags.output) / "bfloat16", machine.name, document)
     with tempfile.TemporaryDirectory(prefix="pase_mtf-benchmark-") as folder:
         for model in tqdm(flags.models.split(","), unit="model"):
-            for devices in map(int, flags.devices.split(",")):
+            for devices in whole_numbers("devices", flags.devices):
                 results.rows[model, devices] = {
                     "model": model, "devices": devices, "predicted": predict(model, devices, machine),
                     "measured": measure(model, folder)}

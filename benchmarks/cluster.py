@@ -34,6 +34,7 @@ from benchmarks.commands import check_results, kept_when_interrupted, told_in_on
 from benchmarks.launching import ROOT, commit
 from pase_mtf import models
 from pase_mtf.files import write_atomically
+from pase_mtf.interrupts import LAST_WISH, ONE_WISH
 from pase_mtf.launch.console import LOSSES_DISAGREE
 from pase_mtf.launch.summary import read_summary
 from pase_mtf.machine.machine import Machine
@@ -139,12 +140,13 @@ class Cluster:
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ends those that still run: asked twice, a launcher ends at once, and with it all that it has started."""
+    """Ends those that still run: asked once more than for its files, a launcher ends at once, and with it all that it
+    has started."""
     running = [process for process in processes if process.poll() is None]
-    for _ in range(2 if running else 0):
+    for _ in range(1 + LAST_WISH if running else 0):
         for process in running:
             process.terminate()
-        time.sleep(0.5)
+        time.sleep(1.2 * ONE_WISH)  # sooner it is the same wish
     end = time.monotonic() + _ENDS_WITHIN
     for process in running:
         try:
@@ -316,7 +318,7 @@ def _measure_all(wanted: Sequence[tuple[str, int, str, str]], rows: Rows, flags:
     return failed
 
 
-@told_in_one_line()
+@told_in_one_line(RuntimeError)
 @kept_when_interrupted
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures what is missing, and writes; returns 1 where a row failed (the others are measured all the same)."""

@@ -101,6 +101,8 @@ def summary(kernels: Sequence[Kernel], rows: Sequence[Mapping[str, Any]], second
     clock, told = np.where(known, seconds, 0.0), []
     for row in rows:
         counts = counted([row], len(kernels)) * known
+        if not counts.any():  # nothing that it runs was timed
+            continue
         told.append({name: row[name] for name in ("model", "dtype", "strategy")} | {
             "measured": float(counts @ clock), "sheet": float(counts @ sheet),
             "others": float(counts @ others[row["model"]])})
@@ -118,7 +120,8 @@ def summary(kernels: Sequence[Kernel], rows: Sequence[Mapping[str, Any]], second
     return {"strategies": told, "products": products,
             "kinds": [{"kind": str(kind), "kernels": int(((kinds == kind) & (used > 0)).sum()),
                        "sheet": float((used * sheet)[kinds == kind].sum()),
-                       "measured": float((used * clock)[kinds == kind].sum())} for kind in sorted(set(kinds))]}
+                       "measured": float((used * clock)[kinds == kind].sum())}
+                      for kind in sorted(set(kinds[used > 0]))]}  # of others nothing was timed
 
 
 def _models_table(rows: Sequence[Mapping[str, Any]]) -> str:

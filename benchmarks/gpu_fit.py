@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
+from pase_mtf.errors import UsageError
 from pase_mtf.machine.kernels import Kernel
 from pase_mtf.machine.machine import Machine
 
@@ -64,8 +65,13 @@ def fitted(kernels: Sequence[Kernel], seconds: np.ndarray, counts: np.ndarray, m
     pointwise, known = kinds == "pointwise", (seconds > 0) & (counts > 0)
     copying = np.array([not kernel.by_reference for kernel in kernels])
     large = known & pointwise & wide & copying & (nbytes > _GREAT)
+    tiny = known & pointwise & (nbytes < _TINY)
+    if not (large.any() and tiny.any()):  # the clock begins with those that take longest
+        raise UsageError(f"{np.count_nonzero(~np.isnan(seconds))} of {len(seconds)} kernels were timed, and of the "
+                         f"{'smallest' if large.any() else 'largest'} none that a step runs; give "
+                         "benchmarks/gpu_clock.py more --seconds, or write the kernels of more --models")
     bandwidth = float(np.median(nbytes[large] / seconds[large]))
-    floor = float(np.median(seconds[known & pointwise & (nbytes < _TINY)]))
+    floor = float(np.median(seconds[tiny]))
     used = known & ~pointwise
     rated = sorted({str(kind) for kind in kinds[used]})
     place = np.array([rated.index(str(kind)) for kind in kinds[used]])

@@ -15,12 +15,12 @@ from typing import Any
 
 from benchmarks.make_parallel_text import collect
 from pase_mtf import models
-from pase_mtf.errors import PaseError
+from pase_mtf.errors import PaseError, UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.summary import read_summary
 
-__all__ = ["FASHION_MNIST", "ROOT", "commit", "losses_agree_to", "prepare_data", "processor", "replace_block",
-           "run_launcher"]
+__all__ = ["FASHION_MNIST", "ROOT", "check_block", "commit", "losses_agree_to", "prepare_data", "processor",
+           "replace_block", "run_launcher"]
 
 ROOT = pathlib.Path(__file__).absolute().parents[1]
 FASHION_MNIST = "/usr/share/datasets/fashion-mnist"  # Debian's package dataset-fashion-mnist
@@ -133,6 +133,22 @@ def processor(facts: Mapping[str, str]) -> str:
       facts: of the run's summary.
     """
     return facts["devices"].partition(" on ")[2]
+
+
+def check_block(path: str, name: str) -> None:
+    """Refuses a README in which there is no place for a table, before anything is measured for it.
+
+    Raises:
+      UsageError: it cannot be read, or has no marks (`replace_block`).
+    """
+    try:
+        content = pathlib.Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--readme={path}: cannot read it ({error}); name another file, or none") from error
+    _, found, rest = content.partition(f"<!-- {name} -->")
+    if not found or f"<!-- /{name} -->" not in rest:
+        raise UsageError(f"--readme={path}: has no <!-- {name} --> ... <!-- /{name} -->; put these two lines where "
+                         "the table should stand")
 
 
 def replace_block(path: str, name: str, text: str) -> None:

@@ -77,7 +77,8 @@ def _measurements(found: dict[str, dict[str, Any]]) -> str:
             if "measured_ms" in row:
                 same = abs(row["measured_loss"] - row["one_device_loss"]) <= 1e-5 * abs(row["one_device_loss"])
                 cells = [f"{row['measured_ms']:.1f} ± {row['measured_spread_ms']:.1f} ms",
-                         f"{row['measured_ms'] / ours['measured_ms']:.2f}×", _bytes(row["measured_bytes"]),
+                         f"{row['measured_ms'] / ours['measured_ms']:.2f}×" if "measured_ms" in ours else "-",
+                         _bytes(row["measured_bytes"]),
                          "same" if same else f"{row['measured_loss']:.6g}, not {row['one_device_loss']:.6g}"]
             else:
                 reason = row.get("problem") or row.get("fails") or ""
@@ -122,19 +123,23 @@ def _peers(programs: dict[str, dict[str, Any]]) -> str:
 
 
 def _verdict(found: dict[str, dict[str, Any]]) -> str:
-    """Where a layout that others wrote or found was faster than ours."""
-    slower = []
+    """Where a layout that others wrote or found was faster than ours, and where ours did not run."""
+    slower, failed = [], []
     for name, entry in found.items():
         rows = {row["layout"]: row for row in entry["rows"] if "measured_ms" in row and row["layout"] != "per layer"}
-        ours = rows.pop("pase_mtf")
-        best = min(rows.values(), key=lambda row: row["measured_ms"])
-        if ours["measured_ms"] > 1.05 * best["measured_ms"]:
+        ours = rows.pop("pase_mtf", None)
+        best = min(rows.values(), key=lambda row: row["measured_ms"], default=None)
+        if ours is None:
+            failed.append(name)
+        elif best is not None and ours["measured_ms"] > 1.05 * best["measured_ms"]:
             predicted = f", predicted {ours['seconds'] / best['seconds']:.2f}×" if "seconds" in best else ""
             slower.append(f"{name} ({best['layout']} is {ours['measured_ms'] / best['measured_ms']:.2f}× as fast"
                           f"{predicted})")
+    told = f"Our layout did not run here: {', '.join(failed)}. " if failed else ""
     if slower:
-        return "Our layout was measured more than 5 % slower than the best other one here: " + ", ".join(slower) + "."
-    return "In no program was another layout more than 5 % faster than ours."
+        return (f"{told}Our layout was measured more than 5 % slower than the best other one here: "
+                f"{', '.join(slower)}.")
+    return f"{told}In no program was another layout more than 5 % faster than ours."
 
 
 def _spread(found: dict[str, dict[str, Any]]) -> str:
@@ -149,6 +154,8 @@ def _spread(found: dict[str, dict[str, Any]]) -> str:
             if max(first, second) > 1.05 * min(first, second):
                 pairs += 1
                 right += (one < other) == (first < second)
+    if not ratios:
+        return "No layout ran here that a prediction could be held against."
     ratios.sort()
     return (f"Of pairs of layouts of one program that differ by more than 5 % measured, {right} of {pairs} are "
             f"predicted in the right order. Predicted / measured: median {statistics.median(ratios):.2f}, from "
@@ -162,8 +169,8 @@ def _predicted_verdict(found: dict[str, dict[str, Any]]) -> str:
         rows = {row["layout"]: row["seconds"] for row in entry["rows"]
                 if "seconds" in row and row["layout"] != "per layer"}
         ours = rows.pop("pase_mtf")
-        best = min(rows, key=rows.__getitem__)
-        if ours > rows[best] * (1 + 1e-9):
+        best = min(rows, key=rows.__getitem__, default=None)
+        if best is not None and ours > rows[best] * (1 + 1e-9):
             slower.append(f"{name} ({best}: {ours / rows[best]:.3f}×)")
     if slower:
         return "Another layout than ours is predicted to be faster here: " + ", ".join(slower) + "."
@@ -195,7 +202,8 @@ def document(data: dict[str, Any]) -> str:
     if having("search") and having("predicted"):
         parts.append(
             "## Beside auto_mtf\n\n`mesh_tensorflow.auto_mtf.layout` minimises memory on the mesh `a:2;b:4`. Time to "
-            "answer, “lowers” and predictions (machine h100) at full size; measured at reduced size, each with the "
+            f"answer, “lowers” and predictions (machine {machines}) at full size; measured at reduced size, each "
+            "with the "
             "layout found for it.\n\n" + _peers(data["programs"]))
     if having("legal"):
         parts.append(
@@ -230,7 +238,7 @@ def plot(data: dict[str, Any], path: str) -> None:
         heights = []
         for entry in found.values():
             rows = {row["layout"]: row.get("measured_ms") for row in entry["rows"]}
-            heights.append((rows.get(label) or float("nan")) / rows["pase_mtf"])
+            heights.append((rows.get(label) or float("nan")) / (rows["pase_mtf"] or float("nan")))
         places = [place + width * (number - (len(labels) - 1) / 2) for place in range(len(found))]
         axes.bar(places, heights, 0.95 * width, color=colors[number % len(colors)], label=label)
     axes.axhline(1, color="#888", linewidth=0.8)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -193,8 +194,9 @@ def _tiny(name: str) -> dict[str, Any]:
 
 
 def _difference(losses: Sequence[float], others: Sequence[float]) -> float:
-    """The largest relative difference."""
-    return max(abs(one - other) / max(abs(other), 1e-30) for one, other in zip(losses, others, strict=True))
+    """The largest relative difference; inf where a loss is no finite number: `max` passes over a later nan."""
+    found = [abs(one - other) / max(abs(other), 1e-30) for one, other in zip(losses, others, strict=True)]
+    return max(found) if all(map(math.isfinite, found)) else math.inf
 
 
 def _auto(name: str, devices: int, machine: str, limit: float) -> dict[str, Any]:

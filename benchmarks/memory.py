@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks import markdown
-from benchmarks.commands import told_in_one_line
+from benchmarks.commands import told_in_one_line, whole_numbers
 from benchmarks.facts import facts_text, of_rows
 from benchmarks.model_rows import ModelRows, flag_parser
 from pase_mtf import models
@@ -299,11 +299,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--points", type=int, default=_FRACTIONS, help="of the frontier (default: %(default)s)")
     flags = parser.parse_args(arguments)
     results = ModelRows(pathlib.Path(flags.output) / "memory", flags.machine, document)
-    for devices in map(int, flags.devices.split(",")):
+    seeds = whole_numbers("random", flags.random) if flags.random else []
+    for devices in whole_numbers("devices", flags.devices):
         machine = on_this_host(flags.machine, devices)
         for model in tqdm(flags.models.split(","), unit="model", desc=f"{devices} devices"):
-            results.rows[model, devices] = _row(model, devices, machine, [
-                int(seed) for seed in flags.random.split(",") if seed], flags.points)
+            results.rows[model, devices] = _row(model, devices, machine, seeds, flags.points)
             results.write()
     return 0
 

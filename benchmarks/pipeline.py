@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks import namespaces
 from benchmarks.cluster import Cluster, link_of
-from benchmarks.commands import kept_when_interrupted, told_in_one_line
+from benchmarks.commands import kept_when_interrupted, told_in_one_line, whole_numbers
 from benchmarks.launching import ROOT, commit
 from benchmarks.markdown import table
 from pase_mtf import models
@@ -43,6 +43,7 @@ from pase_mtf.pipeline.pipeline import distance_text
 from pase_mtf.pipeline.schedule import SCHEDULES
 from pase_mtf.runtime import describe_host
 from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.simulated import MOST_DEVICES, is_simulated
 
 __all__ = ["document", "main", "predict"]
 
@@ -298,7 +299,7 @@ def _measured(rows: Sequence[dict[str, Any]]) -> list[str]:
             f"{best / pipeline['measured_ms']:.2f}×" if pipeline else "-",
             f"{pipeline['microbatches']} through {pipeline['stages']}" if pipeline else
             row["summary"]["left_out"].get("pipeline", "-"),
-            *(f"{arms[name]['predicted_ms']:,.0f}" if name in arms else "-" for name in ("search", "pipeline")),
+            *(f"{_predicted_ms(arms[name]):,.0f}" if name in arms else "-" for name in ("search", "pipeline")),
             "differ" if row["summary"]["disagreement"] else "equal", row["facts"]["commit"]])
     processors = ", ".join(dict.fromkeys(row["facts"]["processor"] for row in rows))
     return ["## Measured over slow links", "Hosts of one computer, a device each, whose links are held to the rate at "
@@ -313,6 +314,11 @@ def _measured(rows: Sequence[dict[str, Any]]) -> list[str]:
                    "searched", "pipeline", "over searched", "microbatches, stages", "predicted: searched",
                    "predicted: pipeline", "losses", "commit"],
                   lines, left=(0, 1, 3, 4))]
+
+
+def _predicted_ms(row: dict[str, Any]) -> float:
+    """Of a pipeline only the simulated step is known: that of others stands beside it, where there is one."""
+    return float(row.get("simulated_ms") or row["predicted_ms"])
 
 
 def _milliseconds(arms: dict[str, Any], name: str) -> str:
@@ -351,8 +357,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if wrong := next((one for one in getattr(flags, name).split(",") if one not in known), None):
             raise UsageError(f"--{name}={wrong}: unknown; {nearest(wrong, known)}")
     for machine in flags.machines.split(","):
-        for devices in flags.devices.split(","):
-            Machine.load(machine).check_devices(int(devices))
+        for devices in whole_numbers("devices", flags.devices):
+            Machine.load(machine).check_devices(devices)
+            if "predicted" in flags.parts.split(",") and not is_simulated(Machine.load(machine), devices):
+                raise UsageError(f"--devices={devices}: steps are simulated of 2 to {MOST_DEVICES} devices with cores "
+                                 "of their own; name such, or --parts=measured")
     os.makedirs(flags.output, exist_ok=True)
     results = _Results(pathlib.Path(flags.output) / "pipeline.json")
     with tempfile.TemporaryDirectory(prefix="pase_mtf-pipeline-") as folder:

@@ -17,7 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks import markdown
-from benchmarks.commands import told_in_one_line
+from benchmarks.commands import told_in_one_line, whole_numbers
 from benchmarks.facts import facts_text, of_rows
 from benchmarks.model_rows import ModelRows, flag_parser
 from pase_mtf import models
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = flag_parser(__doc__.splitlines()[0], DEVICES, "2080ti").parse_args(arguments)
     machine = Machine.load(flags.machine)
     results = ModelRows(pathlib.Path(flags.output) / "ranks", machine.name, document)
-    numbers = [int(word) for word in flags.devices.split(",")]
+    numbers = whole_numbers("devices", flags.devices)
     for model, number in tqdm([(model, number) for model in flags.models.split(",") for number in numbers],
                               file=sys.stderr):
         results.rows[model, number] = {"model": model, "devices": number, **measure(model, number, machine)}

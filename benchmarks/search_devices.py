@@ -19,7 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks import markdown
-from benchmarks.commands import told_in_one_line
+from benchmarks.commands import told_in_one_line, whole_numbers
 from benchmarks.facts import facts_text, of_rows
 from benchmarks.model_rows import ModelRows, flag_parser
 from benchmarks.search_document import seconds_text
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = parser.parse_args(arguments)
     output = pathlib.Path(flags.output)
     machine, workshop = Machine.load(flags.machine), Workshop(flags.work)
-    wanted = {int(word) for word in flags.devices.split(",")}
+    wanted = set(whole_numbers("devices", flags.devices))
     numbers = sorted(wanted | {next_power(number) for number in wanted})
     results = ModelRows(output / "search_devices", machine.name, document)
     paths = {name: workshop.graph(name, _PRESET, models.load_config(name, _PRESET).batch)

@@ -170,7 +170,7 @@ def document(results: dict[str, Any]) -> str:
                if "error" not in row else [row["name"], "", row["error"], "", "", ""]
                for row in results["budgets"]]
     if budgets:
-        over = max(row["cpu_seconds"] - row["limit"] for row in results["budgets"] if "error" not in row)
+        over = max((row["cpu_seconds"] - row["limit"] for row in results["budgets"] if "error" not in row), default=0)
         parts.append("## Time and memory\n\n`exact` on random networks, from none to far too large for it, by a clock "
                      "that counts the processor's seconds. Memory is what the process held at most above what it held "
                      f"before the search. The latest end: {max(over, 0):.2f} s after the limit.\n\n"

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from benchmarks import markdown
-from benchmarks.commands import told_in_one_line
+from benchmarks.commands import told_in_one_line, whole_numbers
 from benchmarks.facts import facts_text, of_rows
 from benchmarks.model_rows import ModelRows, flag_parser
 from benchmarks.search_document import seconds_text
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = parser.parse_args(arguments)
     output = pathlib.Path(flags.output)
     machine, workshop = Machine.load(flags.machine), Workshop(flags.work)
-    numbers = [int(word) for word in flags.devices.split(",")]
+    numbers = whole_numbers("devices", flags.devices)
     results = ModelRows(output / "simulator", machine.name, document)
     for name in tqdm(flags.models.split(","), file=sys.stderr):
         graph = ComputationGraph.load(workshop.graph(name, _PRESET, models.load_config(name, _PRESET).batch))

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from benchmarks import distribute
 from benchmarks.commands import check_results, told_in_one_line, whole_numbers
-from benchmarks.launching import ROOT, commit, prepare_data, replace_block, run_launcher
+from benchmarks.launching import ROOT, check_block, commit, prepare_data, replace_block, run_launcher
 from benchmarks.speedup_rows import ARMS, MIRRORED, Row, Rows, compact_table, full_table
 from pase_mtf import models
 from pase_mtf.files import write_atomically
@@ -289,6 +289,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if flags.readme is None:  # a trial elsewhere must not replace the table of what is kept
         ours = os.path.abspath(stem) == str(FOLDER / "speedup") and not flags.batches
         flags.readme = str(ROOT / "README.md") if ours else ""
+    if flags.readme:
+        check_block(flags.readme, "speedup")
     check_results(f"{stem}.json", "[]\n")
     rows, failed = Rows(f"{stem}.json"), 0
     known = {key: rows.get(*key, describe_host()) for key in plan}

@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks import distribute, markdown
 from benchmarks.launching import processor
 from pase_mtf.files import write_atomically
+from pase_mtf.launch.flag_values import is_called
 
 __all__ = ["ARMS", "MIRRORED", "Row", "Rows", "compact_table", "full_table"]
 
@@ -62,17 +63,23 @@ class Row:
         known = {*self.summary["arms"], *self.without}
         if self.mirrored or self.summary["model"] not in distribute.MODELS:
             known.add(MIRRORED)
-        return self.equal and self.summary.get("status", "done") == "done" and known >= set(arms)
+        return self.equal and self.summary.get("status", "done") == "done" and all(
+            any(is_called(name, arm) for name in known) for arm in arms)
 
     def measured(self) -> list[str]:
         """The arms that can be asked for and were measured."""
         return [arm for arm in (MIRRORED, *ARMS) if self.milliseconds(arm) is not None]
 
+    def arm(self, arm: str) -> dict[str, Any] | None:
+        """The numbers of an arm, whose name may say over how many devices the batch splits; None: it is missing."""
+        return next((found for name, found in self.summary["arms"].items() if is_called(name, arm)), None)
+
     def milliseconds(self, arm: str) -> float | None:
         """The median step of an arm; None where it was not measured."""
         if arm == MIRRORED:
             return statistics.median(self.mirrored) if self.mirrored else None
-        return self.summary["arms"].get(arm, {}).get("measured_ms")
+        found = self.arm(arm)
+        return found["measured_ms"] if found else None
 
     def speedup(self, over: str) -> float | None:
         """How many times as fast as an arm the searched strategy is."""
@@ -86,10 +93,8 @@ class Row:
 
     def predicted(self) -> float | None:
         """The speedup over data parallelism that the search promised."""
-        arms = self.summary["arms"]
-        if "data_parallel" not in arms or "search" not in arms:
-            return None
-        return arms["data_parallel"]["predicted_ms"] / arms["search"]["predicted_ms"]
+        parallel, search = self.arm("data_parallel"), self.arm("search")
+        return parallel["predicted_ms"] / search["predicted_ms"] if parallel and search else None
 
 
 class Rows:
@@ -167,7 +172,7 @@ def _milliseconds(row: Row, arm: str, unit: str = " ms") -> str:
         # As the launcher's (numpy.percentile), which the other columns are of.
         lower, median, upper = statistics.quantiles(row.mirrored, n=4, method="inclusive")
         return f"{median:.0f} ± {(upper - lower) / 2:.0f}{unit}"
-    found = row.summary["arms"].get(arm)
+    found = row.arm(arm)
     if not found or found["measured_ms"] is None:
         return "-"
     same = " (same)" if found["same_as"] else ""

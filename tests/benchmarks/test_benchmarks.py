@@ -402,3 +402,28 @@ def test_rows_that_are_kept_elsewhere_leave_the_readme_alone(summary, tmp_path, 
     Rows(str(tmp_path / "speedup.json")).add(Row(summary, "pictures"))
     assert speedup.main(["--models=alexnet", "--meshes=8", f"--output={tmp_path}"]) == 0
     assert replaced == []
+
+
+@pytest.mark.parametrize("content", [None, "no marks", "<!-- /speedup -->\n<!-- speedup -->\n"])
+def test_a_readme_without_a_place_is_told_before_anything_is_measured(tmp_path, monkeypatch, capsys, content):
+    monkeypatch.setattr(speedup, "measure", None)
+    path = tmp_path / "OTHER.md"
+    if content is not None:
+        path.write_text(content)
+    assert speedup.main(["--models=alexnet", "--meshes=8", f"--output={tmp_path}", f"--readme={path}"]) == 2
+    line, = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: --readme={path}: ")
+
+
+def test_data_parallelism_over_as_many_devices_as_the_batch_splits_over_is_a_rival(summary):
+    """Its cells were dashes, the best rival was a slower one, and --arms= measured the row anew every time."""
+    arms = summary["arms"]
+    for name in ("stock_data_parallel", "data_parallel"):
+        arms[f"{name}_4"] = arms.pop(name)
+    arms["data_parallel_4"]["measured_ms"] = 80
+    row = Row({**summary, "devices": 7}, "pictures")
+    assert row.over_best_rival() == (0.8, "data_parallel")
+    assert row.predicted() == 4.0
+    assert row.holds(["data_parallel", "expert", "search"])
+    assert row.measured() == ["data_parallel", "expert", "search"]
+    assert row_of(full_table([row]), "alexnet")[3:6] == ["500 ± 1", "-", "80 ± 1"]

@@ -1,12 +1,15 @@
 """python -m benchmarks.cluster, and the namespaces that stand for its hosts."""
 
 import argparse
+import contextlib
 import dataclasses
+import itertools
 import json
 import pathlib
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from markdown_cells import rows
@@ -15,6 +18,7 @@ from benchmarks import cluster, distribute, namespaces
 from benchmarks.cluster import Rows, link_of, steps_within
 from benchmarks.cluster_page import Link, Row, document
 from pase_mtf import models
+from pase_mtf.interrupts import LAST_WISH, ONE_WISH
 from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import describe_host
 
@@ -245,3 +249,30 @@ def test_runs_of_another_commit_are_not_the_same_runs():
     for name in ("commit", "processor"):
         other = dataclasses.replace(ranks, facts={**ranks.facts, name: "another"})
         assert "## One client, and a graph per rank" not in document([one, other])
+
+
+def test_a_first_run_that_fails_is_one_line(tmp_path, monkeypatch, capsys):
+    """What a worker computes is found out by a run before all rows: it ended in a traceback."""
+    class Hosts:
+        addresses = ("10.0.0.1",) * 4
+
+        def limit(self, rate):
+            """Holds nothing."""
+
+    def fail(self, flags):
+        raise RuntimeError("exit code 2: no port")
+
+    monkeypatch.setattr(namespaces, "missing", lambda: "")
+    monkeypatch.setattr(namespaces, "hosts", lambda count: contextlib.nullcontext(Hosts()))
+    monkeypatch.setattr(cluster.Cluster, "launch", fail)
+    assert cluster.main(["--models=alexnet", "--clusters=2080ti", f"--output={tmp_path}"]) == 2
+    assert "error: exit code 2: no port" in capsys.readouterr().err
+
+
+def test_launchers_are_asked_until_they_end_at_once(monkeypatch):
+    """At the wish after the last with which they still write files (docs/cluster.md)."""
+    now, asked = [0.0], []
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.append(now[-1] + seconds))
+    cluster._end([SimpleNamespace(poll=lambda: None, terminate=lambda: asked.append(now[-1]), wait=lambda _: 0)])
+    assert len(asked) == 1 + LAST_WISH
+    assert all(later - earlier > ONE_WISH for earlier, later in itertools.pairwise(asked))

@@ -126,3 +126,34 @@ def test_a_gpu_that_is_added_says_nothing_of_those_before(tmp_path, capsys):
     assert "on 8 devices" in page
     assert "Kernels written on: Chip; Python 9; commits abc, bcd. Reproduce" in page
     assert "is of 4 devices" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("kernels", "models", "seconds", "code"), [
+    ([_product(1024), _sum(1 << 20)], ["alexnet"], [1e-5], 0),
+    ([_product(1024), _sum(1 << 27), _sum(16)], ["alexnet", "rnnlm"], [1e-5, 1e-3], 2)])
+def test_kernels_that_there_was_no_time_for(tmp_path, capsys, kernels, models, seconds, code):
+    """Those that take least are timed last: a kind without times was divided by 0, and nothing fitted nan."""
+    path, times = tmp_path / "kernels.json", tmp_path / "times.json"
+    counts = {str(number): 1 for number in range(len(kernels))}
+    path.write_text(json.dumps({
+        "facts": {"machine": "Chip", "versions": "Python 9", "commit": "abc"}, "devices": 8,
+        "kernels": [kernel.to_json() for kernel in kernels],
+        "rows": [{"model": model, "dtype": "float32", "strategy": "search", "counts": counts} for model in models]}))
+    times.write_text(json.dumps({"gpu": "G", "torch": "T", "cuda": "U", "seconds": seconds}))
+    assert gpu.main([f"--kernels={path}", f"--times={times}", f"--output={tmp_path}"]) == code
+    assert ("2 of 3 kernels were timed, and of the smallest none" in capsys.readouterr().err) == (code == 2)
+
+
+def test_a_strategy_of_which_nothing_was_timed_is_left_out(tmp_path):
+    """It was 0 divided by 0, and the row of its model nan."""
+    path, times = tmp_path / "kernels.json", tmp_path / "times.json"
+    path.write_text(json.dumps({
+        "facts": {"machine": "Chip", "versions": "Python 9", "commit": "abc"}, "devices": 8,
+        "kernels": [kernel.to_json() for kernel in (_product(1024), _sum(1 << 20))],
+        "rows": [{**_ROW, "strategy": name, "counts": {str(number): 1}}
+                 for number, name in enumerate(("search", "expert"))]}))
+    times.write_text(json.dumps({"gpu": "G", "torch": "T", "cuda": "U", "seconds": [1e-5]}))
+    assert gpu.main([f"--kernels={path}", f"--times={times}", f"--output={tmp_path}"]) == 0
+    row = rows((tmp_path / "gpu.md").read_text())[1]
+    assert row[:3] == ["alexnet", "float32", "1"]
+    assert "nan" not in " ".join(row)

@@ -5,7 +5,7 @@ import signal
 import subprocess
 
 import pytest
-from markdown_cells import row_of
+from markdown_cells import row_of, rows
 
 from benchmarks import layout, layout_report, layout_survey, survey_report
 
@@ -167,3 +167,57 @@ def test_sixteen_devices_are_asked_where_eight_are_asked_anew(monkeypatch):
 def test_the_median_of_an_even_number_is_between_the_middle_two():
     rows = [{"layout": name, "seconds": 1e-3, "measured_ms": ms} for name, ms in (("pase_mtf", 1.0), ("auto_mtf", 2.0))]
     assert "median 0.75, from 0.50 to 1.00." in layout_report._spread({"toy": {"rows": rows}})
+
+
+@pytest.mark.parametrize("losses", [[1.5, float("nan")], [float("nan"), 1.25]])
+def test_losses_that_are_no_numbers_differ(losses):
+    """Of two steps the second was passed over: the page said that nan was the loss of one device."""
+    difference = layout_survey._difference(losses, [1.5, 1.25])
+    page = _page(wrong={"full_8": _full(_cost(0.01)),
+                        "tiny": _tiny({"losses": losses, "difference": difference}, other_noise=0.0)})
+    assert "one device's: 1 (wrong)" in page
+
+
+def test_a_layout_of_ours_that_does_not_run_is_told(tmp_path):
+    """It stood in the file, and every page from then on was a KeyError."""
+    took = {"measured_ms": 2.0, "measured_spread_ms": 0.1, "measured_bytes": 1e6, "measured_loss": 1.0,
+            "one_device_loss": 1.0}
+
+    def entry(ours):
+        rows = [{"layout": name, "mesh_shape": "rows:8", "rules": "batch:rows", "seconds": 1e-3, "bytes": 1e6, **more}
+                for name, more in (("pase_mtf", ours), ("data parallel", took))]
+        return {"measured": {"machine": "local", "rows": rows}}
+
+    data = {"programs": {"toy": entry({"fails": "ValueError: no"}), "digits": entry(took)}}
+    page = layout_report.document(data)
+    assert "Our layout did not run here: toy. In no program" in page
+    assert ["toy", "pase_mtf", "does not lower: ValueError: no"] in [[*row[:2], *row[5:6]] for row in rows(page)]
+    layout_report.plot(data, str(tmp_path / "layout.svg"))
+    assert (tmp_path / "layout.svg").exists()
+
+
+def test_the_machine_beside_auto_mtf_is_that_of_the_predictions():
+    search = {"forward": 1, "operations": 2, "parameters": 1e6, "export_seconds": 0.1, "once_seconds": 0.2,
+              "find_seconds": 0.3, "optimal": True, "auto_mtf": {"failure": "not installed", "seconds": 0.0}}
+    rows = [{"layout": name, "mesh_shape": "rows:8", "rules": "batch:rows", "seconds": 1e-3, "bytes": 1e6}
+            for name in ("pase_mtf", "data parallel")]
+    page = layout_report.document({"programs": {"toy": {"search": search, "predicted": {
+        "machine": "a100", "rows": rows}}}})
+    assert "predictions (machine a100)" in page
+    assert "h100" not in page
+
+
+def test_a_page_on_which_no_layout_ran():
+    rows = [{"layout": name, "mesh_shape": "rows:8", "rules": "batch:rows", "seconds": 1e-3, "bytes": 1e6,
+             "fails": "ValueError: no"} for name in ("pase_mtf", "data parallel")]
+    page = layout_report.document({"programs": {"toy": {"measured": {"machine": "local", "rows": rows}}}})
+    assert "Our layout did not run here: toy." in page
+    assert "No layout ran here" in page
+
+
+def test_a_page_on_which_no_layout_but_ours_lowers():
+    rows = [{"layout": "pase_mtf", "mesh_shape": "rows:8", "rules": "batch:rows", "seconds": 1e-3, "bytes": 1e6},
+            {"layout": "data parallel", "mesh_shape": "all:8", "rules": "batch:all", "problem": "a batch of 4"}]
+    page = layout_report.document({"programs": {"toy": {"predicted": {"machine": "h100", "rows": rows}}}})
+    assert "In no program is a layout written by hand" in page
+    assert "does not lower: a batch of 4" in page

@@ -5,7 +5,7 @@ import json
 import pytest
 from markdown_cells import rows
 
-from benchmarks import bfloat16, model_rows, ranks, search_devices, simulator
+from benchmarks import bfloat16, memory, model_rows, ranks, search_devices, simulator
 from pase_mtf.errors import UsageError
 
 _FACTS = {"machine": "Chip", "versions": "Python 9", "commit": "abc"}
@@ -91,3 +91,27 @@ def test_a_chain_is_not_ahead_of_a_step_that_the_search_has_simulated():
     text = simulator.document({"machine": "1080ti", "rows": [row]})
     assert "in 0 of 1 rows." in text
     assert "longer by a thousandth at most" in text
+
+
+@pytest.mark.parametrize(("module", "flag"), [(bfloat16, "--devices=four"), (memory, "--devices=four"),
+                                              (memory, "--random=x")])
+def test_numbers_that_are_none_are_named(tmp_path, capsys, module, flag):
+    assert module.main(["--models=alexnet", f"--output={tmp_path}", flag]) == 2
+    assert f"error: {flag}: give whole numbers" in capsys.readouterr().err
+
+
+def test_a_training_that_fails_is_one_line(tmp_path, monkeypatch, capsys):
+    def fail(flags):
+        raise RuntimeError("launcher exited with 6")
+
+    monkeypatch.setattr(bfloat16, "predict", lambda *given: {})
+    monkeypatch.setattr(bfloat16, "prepare_data", lambda *given: ([], "synthetic"))
+    monkeypatch.setattr(bfloat16, "run_launcher", fail)
+    assert bfloat16.main(["--models=alexnet", f"--output={tmp_path}"]) == 2
+    assert "error: launcher exited with 6" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", [ranks, search_devices, simulator])
+def test_devices_that_are_no_numbers_are_named(tmp_path, capsys, module):
+    assert module.main(["--models=alexnet", f"--output={tmp_path}", f"--work={tmp_path}", "--devices=four"]) == 2
+    assert "error: --devices=four: give whole numbers" in capsys.readouterr().err

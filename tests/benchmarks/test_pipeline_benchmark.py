@@ -70,3 +70,21 @@ def test_devices_without_a_stage_are_idle(monkeypatch):
         stages=stages, seconds=1.0, memory_bytes=1.0, microbatches=2, search={}))
     found = pipeline._pipeline({}, 8, argparse.Namespace(memory_bytes=1.0), "1f1b")
     assert found["idle"] == pytest.approx(0.4)
+
+
+def test_a_pipeline_is_held_against_the_simulated_step_of_the_search():
+    """The sum of costs, in which nothing overlaps, stood beside the simulated step of the pipeline."""
+    results = json.loads((pipeline.FOLDER / "pipeline.json").read_text())
+    for row in results["measured"]:
+        row["summary"]["arms"]["search"].update(predicted_ms=4321.0, simulated_ms=1234.0)
+    page = pipeline.document(results)
+    assert "1,234" in page
+    assert "4,321" not in page
+
+
+def test_devices_whose_steps_are_not_simulated_are_told_before_anything_is_searched(tmp_path, monkeypatch, capsys):
+    """A row without seconds stood in the file, and every page from then on was a TypeError."""
+    monkeypatch.setattr(pipeline, "_predict_all", lambda *given: None)
+    assert pipeline.main([*_FLAGS, f"--output={tmp_path}", "--devices=128"]) == 2
+    line, = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --devices=128: ")

@@ -95,3 +95,12 @@ def test_models_on_many_devices_are_measured_once(tmp_path, monkeypatch, capsys)
     for flag in ("--devices=7", "--devices=a", "--models=nobody", "--networks=model"):
         assert search_solvers.main([*where, flag]) == 2
         assert f"{flag}: '{flag.partition('=')[2]}' is not among " in capsys.readouterr().err
+
+
+def test_a_page_of_budgets_that_all_failed():
+    """Its first row had failed, and the page was a ValueError."""
+    results = {"facts": {"machine": "a machine", "versions": "versions", "commit": "abc"}, "limit": 10.0,
+               "solvers": {}, "budgets": [{"name": "star", "error": "no memory"}]}
+    text = search_solvers.document(results)
+    assert "no memory" in text
+    assert "0.00 s after the limit" in text
