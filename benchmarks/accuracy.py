@@ -334,12 +334,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_atomically(path, json.dumps(results, indent=1) + "\n")
             plot(_title(found), found["points"],
                  os.path.join(flags.output, f"{stem}-{_name(name, devices, host)}.svg"))
+            # After every row: one takes many minutes, and a run that is ended leaves page and rows alike.
+            write_atomically(os.path.join(flags.output, f"{stem}.md"), document(results, stem))
             error, correlation = agreement(*zip(*found["points"].values(), strict=True))
             tqdm.write(f"{name}, {devices} devices: {len(found['points'])} strategies, median error "
                        f"{100 * error:.0f} %, rank correlation {correlation:.2f}, {found['wall_seconds']:.0f} s in all",
                        file=sys.stdout)
             sys.stdout.flush()
-    if results:
+    if results and not missing:
         write_atomically(os.path.join(flags.output, f"{stem}.md"), document(results, stem))
     return int(failed or not results)
 
