@@ -175,3 +175,24 @@ def test_two_machines_do_not_compare():
     assert "different machines" not in one.diff(one)
     fewer = find_strategy(graph, devices=4, machine="h100")
     assert "for 8 and for 4 devices" in one.diff(fewer)
+
+
+@pytest.mark.parametrize("assumed", [5, "all", [5], None])
+def test_what_a_graph_rests_on_is_sentences(files, tmp_path, assumed):
+    refused(tmp_path, "graph", changed(files["graph"], ("meta", "assumed"), assumed))
+
+
+def test_a_layer_on_more_devices_than_python_writes_down(files, tmp_path):
+    wide = [["batch", 10 ** 4000], ["width0", 10 ** 4000]]
+    refused(tmp_path, "strategy", changed(files["strategy"], ("configurations", 0), wide))
+
+
+def test_links_of_more_devices_than_arrays_hold(files, tmp_path):
+    links = [{"devices": 8 * 10 ** power, "bandwidth": 1e9, "latency": 1e-6} for power in (0, 30, 31)]
+    refused(tmp_path, "machine", changed(files["machine"], ("links",), links))
+
+
+@pytest.mark.parametrize("where", [
+    ("edges", 0, "trips"), ("layers", 0, "operations", 0, "trips"), ("layers", 0, "operations", 0, "nodes")])
+def test_what_happens_more_often_than_numbers_tell(files, tmp_path, where):
+    refused(tmp_path, "graph", changed(files["graph"], where, 10 ** 400))
