@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import markdown
 from benchmarks.paper_numbers import DEVICES, FIGURE_6
+from pase_mtf.launch.flag_values import is_called
 
 __all__ = ["Link", "Row", "document", "plot"]
 
@@ -75,8 +76,12 @@ class Row:
         """The median step of an arm; None where there is none."""
         if arm == _PLAIN:
             return statistics.median(self.plain) if self.plain else None
-        found: float | None = self.summary["arms"].get(arm, {}).get("measured_ms")
+        found: float | None = self.arm(arm).get("measured_ms")
         return found
+
+    def arm(self, arm: str) -> dict[str, Any]:
+        """The numbers of an arm, whose name may say over how many devices the batch splits; empty: it is missing."""
+        return next((found for name, found in self.summary["arms"].items() if is_called(name, arm)), {})
 
     def speedup(self, arm: str, over: str = "data_parallel") -> float | None:
         """How many times as fast as another an arm is."""
@@ -85,8 +90,7 @@ class Row:
 
     def predicted(self, arm: str = "search") -> float | None:
         """The speedup over data parallelism that was predicted."""
-        arms = self.summary["arms"]
-        mine, base = (arms.get(name, {}).get("predicted_ms") for name in (arm, "data_parallel"))
+        mine, base = (self.arm(name).get("predicted_ms") for name in (arm, "data_parallel"))
         return base / mine if mine and base else None
 
     def in_paper(self, arm: str = "search") -> float | None:
@@ -107,7 +111,7 @@ def _cell(row: Row, arm: str) -> str:
         low, _, high = (statistics.quantiles(row.plain, n=4, method="inclusive") if len(row.plain) > 1
                         else [row.plain[0]] * 3)
         return f"{statistics.median(row.plain):,.0f} ± {(high - low) / 2:,.0f}"
-    found = row.summary["arms"].get(arm)
+    found = row.arm(arm) or None
     if not found or found["measured_ms"] is None:
         return "-"
     return f"{found['measured_ms']:,.0f} ± {found['measured_ms_spread']:,.0f}" + (
@@ -120,11 +124,10 @@ def _main_table(rows: Sequence[Row]) -> str:
             "measured on", "commit"]
     body = []
     for row in rows:
-        arms = row.summary["arms"]
         body.append([row.cluster, row.model, row.devices, *(_cell(row, arm) for arm in _ARMS),
                      f"**{_number(row.speedup('search'))}**", _number(row.predicted()), _number(row.in_paper()),
                      _number(row.speedup("search", _PLAIN)),
-                     *(_number(arms.get(arm, {}).get("predicted_ms"), ",.0f", "")
+                     *(_number(row.arm(arm).get("predicted_ms"), ",.0f", "")
                        for arm in ("data_parallel", "search")),
                      "**differ**" if row.summary.get("disagreement") else "equal", row.facts["processor"],
                      row.facts["commit"]])

@@ -34,7 +34,11 @@ def missing() -> str:
 
 
 def _run(*command: str, check: bool = True) -> str:
-    return subprocess.run(command, check=check, capture_output=True, text=True).stdout
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if check and done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: " + (
+            " ".join(done.stderr.split())[:200] or f"exit code {done.returncode}"))
+    return done.stdout
 
 
 class Hosts:

@@ -143,7 +143,8 @@ def _devices(options: Options) -> Devices:
         return choose_devices(options.devices, count)
     each = count // flag.processes
     seen = len(processes_here(flag.tasks, flag.rank or 0, each)) if flag.tasks else 1
-    here = choose_devices(options.devices, count if flag.kind == "local" else each * seen)
+    sharing = flag.processes if flag.kind == "local" else seen
+    here = choose_devices(options.devices, each * sharing, sharing, flag.processes)
     if options.clients == "ranks" and each > 1 and here.kind == "gpu":
         raise UsageError(f"--clients=ranks --mesh={options.mesh}: NCCL takes one GPU per process, and there are "
                          f"{flag.processes} processes; take --mesh={flag.processes}, or --clients=one")

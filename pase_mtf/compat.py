@@ -46,7 +46,7 @@ with _without_banner():
     from pase_mtf._tensorflow import tf
 
 __all__ = ["func_graph", "graph_of_nodes", "mtf", "op_def_registry", "placement_mesh_impl",
-           "pywrap_tf_session", "resource_variable_ops", "tf", "tf_stack", "variable_scope"]
+           "pywrap_tf_session", "random_seed", "resource_variable_ops", "tf", "tf_stack", "variable_scope"]
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 
@@ -56,6 +56,7 @@ from tensorflow.python.client import pywrap_tf_session  # noqa: E402  # private 
 from tensorflow.python.framework import (  # noqa: E402  # private to TensorFlow, so they may move
     func_graph,
     op_def_registry,
+    random_seed,
 )
 from tensorflow.python.ops import (  # noqa: E402  # private to TensorFlow, so they may move
     resource_variable_ops,

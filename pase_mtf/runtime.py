@@ -219,12 +219,14 @@ def _job(rank: int) -> str:
     return f"/job:{JOB}/replica:0/task:{rank}"
 
 
-def choose_devices(flag: str, count: int) -> Devices:
+def choose_devices(flag: str, count: int, sharing: int = 1, processes: int = 1) -> Devices:
     """Reads the value of --devices. TensorFlow is loaded only where there is a GPU to ask about.
 
     Args:
       flag: "auto", "cpu", "gpu", or device names separated by commas.
-      count: how many devices --mesh asks for.
+      count: how many devices --mesh asks for, on this host.
+      sharing: among how many processes these are shared out.
+      processes: of the run, on all hosts.
 
     Raises:
       UsageError: no such device, more than there are, or as many names as --mesh does not want.
@@ -236,11 +238,11 @@ def choose_devices(flag: str, count: int) -> Devices:
                          "/device:CPU:0,/device:CPU:1")
     gpus = [] if flag == "cpu" else gpu_names()
     if flag == "gpu" and len(gpus) < count:
-        raise UsageError(f"--devices=gpu --mesh={count}: more GPUs than there are ({len(gpus)}); "
-                         f"use --mesh={len(gpus)} or less, or --devices=cpu" if gpus else
-                         f"--devices=gpu --mesh={count}: more GPUs than there are (0); use --devices=cpu")
+        mesh, most = (number // sharing * processes for number in (count, len(gpus)))
+        raise UsageError(f"--devices=gpu --mesh={mesh}: more GPUs than there are ({len(gpus)}); use "
+                         + (f"--mesh={most} or less, or " if most else "") + "--devices=cpu")
     if gpus and len(gpus) >= count:
-        return Devices.first(count, "gpu", ", ".join(sorted(set(gpus))))
+        return Devices.first(count, "gpu", ", ".join(sorted(set(gpus[:count]))))
     return Devices.first(count, "cpu", describe_host())
 
 
@@ -269,7 +271,10 @@ def _explicit(flag: str, count: int) -> Devices:
     if len({kind for kind, _ in devices}) > 1:
         raise UsageError(f"--devices={flag}: CPUs and GPUs mixed; a strategy is priced for devices of one kind")
     kind, names = devices[0][0], [f"/device:{kind.upper()}:{number}" for kind, number in devices]
-    return Devices(kind, tuple(names), describe_host() if kind == "cpu" else ", ".join(sorted(set(gpu_names()))))
+    if kind == "cpu":
+        return Devices(kind, tuple(names), describe_host())
+    known = gpu_names()
+    return Devices(kind, tuple(names), ", ".join(sorted({known[number] for _, number in devices})))
 
 
 _GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
@@ -295,11 +300,10 @@ def gpu_bytes(devices: Devices) -> int:
     """
     from pase_mtf.compat import tf  # TensorFlow takes seconds to import
     with tf.Session(devices.target, config=session_config(devices)) as session:
-        found: list[int] = [
-            device.memory_limit_bytes for device in session.list_devices() if device.device_type == "GPU"]
-    if devices.tasks:
-        return min(found[:devices.count])
-    return min(found[int(name.rpartition(":")[2])] for name in devices.names)
+        listed = [device for device in session.list_devices() if device.device_type == "GPU"]
+    if devices.tasks:  # a process may see more GPUs than are its part
+        return min(int(device.memory_limit_bytes) for device in listed if device.name in devices.names)
+    return min(int(listed[int(name.rpartition(":")[2])].memory_limit_bytes) for name in devices.names)
 
 
 def session_config(devices: Devices) -> tf.ConfigProto:

@@ -307,3 +307,20 @@ def test_what_threads_compute_is_known_at_once():
 
 def test_where_threads_have_no_clocks_the_process_has_one(kernel):
     assert thread_seconds() == {0: pytest.approx(time.process_time(), abs=1.0)}
+
+
+def test_of_several_processes_only_the_gpus_of_the_run_count(monkeypatch):
+    """Each sees all GPUs of its host."""
+    listed = [types.SimpleNamespace(name=f"/job:worker/replica:0/task:{task}/device:GPU:{number}", device_type="GPU",
+                                    memory_limit_bytes=nbytes)
+              for task, number, nbytes in ((0, 0, 80_000), (0, 1, 16_000), (1, 0, 24_000), (1, 1, 8_000))]
+    session = types.SimpleNamespace(list_devices=lambda: listed)
+    monkeypatch.setattr("pase_mtf.compat.tf.Session", lambda target, config: contextlib.nullcontext(session))
+    assert runtime.gpu_bytes(Devices.over_tasks(2, "gpu", ("a:1", "b:1"))) == 24_000
+
+
+def test_only_the_gpus_of_a_run_are_said(gpus):
+    gpus("T4", "A100", "H100")
+    assert choose_devices("gpu", 1).models == "T4"
+    assert choose_devices("auto", 2).models == "A100, T4"
+    assert choose_devices("/device:GPU:2,/device:GPU:1", 2).models == "A100, H100"

@@ -281,8 +281,12 @@ def _take(rank: int, connection: Connection, theirs: Mapping[str, object], came:
     came[rank] = connection
     for name in {**mine, **theirs}:
         if theirs.get(name) != mine.get(name):
+            # The command may be the same already, and the hosts not.
+            remedy = ("install the same packages everywhere" if name in _PACKAGES else
+                      "give --devices=cpu everywhere, or every process as many GPUs" if name == "kind" else
+                      "start the same command everywhere")
             raise ClusterError(f"rank {rank} ({tasks[rank]}) was started {_with(name, theirs.get(name))}, "
-                               f"rank 0 {_with(name, mine.get(name))}; start the same command everywhere")
+                               f"rank 0 {_with(name, mine.get(name))}; {remedy}")
 
 
 def _with(name: str, value: object) -> str:

@@ -64,13 +64,22 @@ def listen(address: tuple[str, int], from_elsewhere: bool = False) -> socket.soc
     Raises:
       UsageError: the port is taken, or the name is not known.
     """
-    host, port = address
+    (host, port), unknown = address, ""
     try:
-        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, *_, resolved = entries[0]
-        reached, several = str(resolved[0]), sorted({str(entry[-1][0]) for entry in entries})
+        try:
+            entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            if not from_elsewhere:
+                raise
+            # Not yet, as of a pod that has just begun, or not just now: those of other hosts go on asking, too.
+            entries, unknown = [], str(error.strerror)
+        anywhere = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        family, reached = (entries[0][0], str(entries[0][-1][0])) if entries else (anywhere, "")
+        several = sorted({str(entry[-1][0]) for entry in entries})
         note = None
-        if from_elsewhere and len(several) > 1 and host != "localhost":
+        if unknown:
+            note = f"{host} is not known on this host now ({unknown})"
+        elif from_elsewhere and len(several) > 1 and host != "localhost":
             # Others may know it by one of these alone.
             if socket.has_dualstack_ipv6() and any(entry[0] == socket.AF_INET6 for entry in entries):
                 family = socket.AF_INET6

@@ -66,7 +66,9 @@ def machine_of(plan: Plan, prices: MeasuredPrices | None, *, joined: bool = Fals
         return prices.machine
     devices, again = plan.devices, plan.options.recalibrate
     over = None
-    if joined or (devices.tasks and not again and read_cached(devices.count, devices.kind, devices)):
+    if devices.kind == "gpu" and not devices.tasks:
+        over = devices  # maybe of a list: others than the first
+    elif joined or (devices.tasks and not again and read_cached(devices.count, devices.kind, devices)):
         # One client asks all servers, also where every rank has a graph of its own afterwards.
         over = dataclasses.replace(devices, rank=None)
     try:

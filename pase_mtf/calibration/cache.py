@@ -91,8 +91,16 @@ def fingerprint(devices: int, kind: str = "cpu", over: Devices | None = None) ->
             "processor": processor_name(), "cores": cores(), "threads": operation_threads(together),
             "memory": memory_bytes(), "tensorflow": tensorflow_version(), "build": tensorflow_build(),
             "onednn": uses_onednn(), "host": platform.node(),
-            **({"gpus": gpu_names()[:devices]} if kind == "gpu" else {}),
-            **({PROCESSES: list(over.hosts)} if over else {})}
+            **({"gpus": _gpus(devices, over)} if kind == "gpu" else {}),
+            **({PROCESSES: list(over.hosts)} if over and over.tasks else {})}
+
+
+def _gpus(devices: int, over: Devices | None) -> list[str]:
+    """What the GPUs are: those of a list, or the first."""
+    known = gpu_names()
+    if over is None or over.tasks:
+        return known[:devices]
+    return [known[int(name.rpartition(":")[2])] for name in over.names]
 
 
 KERNEL_VERSION = 10

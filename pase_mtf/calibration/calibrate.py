@@ -156,13 +156,14 @@ def _shown(what: str, total: int, progress: bool) -> Iterator[Callable[[int], ob
         yield told
 
 
-def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> Machine:
+def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True, over: Devices | None = None) -> Machine:
     """Measures the devices of this machine, which takes some seconds.
 
     Args:
       devices: how many.
       kind: "cpu" (virtual devices of one process, which share its cores) or "gpu".
       progress: show a progress bar, or, where the output is no terminal, say now and then how far it is.
+      over: the same devices, where they are GPUs of this process, but not the first.
 
     Returns:
       The machine "local"; `measured` holds what it was measured on and the time of every kernel.
@@ -179,12 +180,13 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
     kernels = [kernel for entries in named.values() for kernel in entries]
     timings = dict[Kernel, Timing]()
     with _shown("measuring this machine", len(kernels), progress) as told:
-        for batch in KernelTimer(devices, kind).time(kernels, progress=told):
+        timer = KernelTimer(devices, kind, over=over) if over else KernelTimer(devices, kind)
+        for batch in timer.time(kernels, progress=told):
             timings |= batch
-    shared, where = kind == "cpu", fingerprint(devices, kind)
+    shared, where = kind == "cpu", fingerprint(devices, kind, over)
     source = (f"measured here on {where['cores']:g} cores of {where['processor']}, {devices} {kind} devices, "
               f"TensorFlow {where['tensorflow']}")
-    memory = memory_bytes() / devices if shared else gpu_bytes(Devices.first(devices, kind))
+    memory = memory_bytes() / devices if shared else gpu_bytes(over or Devices.first(devices, kind))
     machine = machine_of_samples(named, timings, devices, shared, memory)
     return dataclasses.replace(machine, source=source, unfolding_threads=unfolding_threads(devices) if shared else 0,
                                measured={"on": where, "kernels": _seconds(timings)})

@@ -98,8 +98,9 @@ def load_machine(machine: GivenMachine = LOCAL, devices: int = 8, kind: str = "c
     if machine is not None and not is_local(machine):
         return Machine.load(machine)
     check_request(devices, kind)
-    if over is not None and len(over.tasks) < 2:
-        over = None
+    if over is not None and len(over.tasks) < 2 and (
+            over.tasks or kind != "gpu" or over.names == Devices.first(devices, kind).names):
+        over = None  # else GPUs of a list, which are others than the first
     cached = None if again else _kept(devices, kind, over)
     if cached is not None:
         return cached
@@ -122,9 +123,12 @@ def _kept(devices: int, kind: str, over: Devices | None) -> Machine | None:
 def _measure(devices: int, kind: str, progress: bool, over: Devices | None) -> Machine:
     # Measuring runs TensorFlow, which takes seconds to import.
     from pase_mtf.calibration.calibrate import calibrate, calibrate_processes
-    what = f"{devices} {kind} devices" + (f" of {len(over.tasks)} processes" if over else "")
+    what = f"{devices} {kind} devices" + (f" of {len(over.tasks)} processes" if over and over.tasks else "")
     _announce(f"machine: local is measured first, for {what} (some seconds, once)")
-    measured = calibrate_processes(over, progress=progress) if over else calibrate(devices, kind, progress=progress)
+    if over and over.tasks:
+        measured = calibrate_processes(over, progress=progress)
+    else:
+        measured = calibrate(devices, kind, progress=progress, **({"over": over} if over else {}))
     kept = write_cached(measured, devices, kind, over)
     where = f"kept in {_short(kept)}" if kept else f"cannot be kept in {_short(cache_path(devices, kind, over).parent)}"
     _announce(f"machine: local, {measured.source}, {where}")

@@ -17,7 +17,6 @@ from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.rows import adding_bytes, rows_seconds, travel_as_rows
 from pase_mtf.cost.signature import FILTER_GRADIENT, MULTIPLYING, PHASES, OperationSignature, TensorBytes, counted
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings
-from pase_mtf.graph.all_reduces import ITEMSIZE
 from pase_mtf.machine.machine import NARROW, WIDE, Machine
 
 __all__ = ["PARTS", "layer_parts", "sum_seconds"]
@@ -204,7 +203,8 @@ def sum_seconds(entry: OperationSignature, reduced: Sequence[int], tensors: Sequ
     if entry.gathered:
         # Of a part that has fewer elements than are wanted all are found, of every output as many as of the first.
         most = entry.inputs[0][1] / max(entry.outputs[0][1], 1.0)
-        return sum((_gathering_seconds(reduced, tensor, most, table, reshardings) for tensor in tensors),
+        elements = max(entry.outputs[0][1] / entry.itemsize, 1.0)
+        return sum((_gathering_seconds(reduced, tensor, elements, most, table, reshardings) for tensor in tensors),
                    np.zeros(len(table.devices)))
     nbytes, whole = np.asarray(sum(size * table.share(columns) for columns, size in tensors)), sum(
         size for _, size in tensors)
@@ -222,8 +222,8 @@ def sum_seconds(entry: OperationSignature, reduced: Sequence[int], tensors: Sequ
     return np.where(as_rows, rows_seconds(row_sum, table, reshardings), seconds) if as_rows.any() else seconds
 
 
-def _gathering_seconds(reduced: Sequence[int], tensor: TensorBytes, most: float, table: ConfigurationTable,
-                       reshardings: Reshardings) -> np.ndarray:
+def _gathering_seconds(reduced: Sequence[int], tensor: TensorBytes, elements: float, most: float,
+                       table: ConfigurationTable, reshardings: Reshardings) -> np.ndarray:
     """Seconds in which devices give each other what each has found along some dims, float64 [K].
 
     What they have found is a tensor with one more dim for each of these, of as many elements as there are parts, which
@@ -239,8 +239,8 @@ def _gathering_seconds(reduced: Sequence[int], tensor: TensorBytes, most: float,
         some = parts == count
         source, target = (DistinctShardings(each.devices[some], each.shards[some], each.strides[some],
                                             np.arange(some.sum(), dtype=np.int32)) for each in (held, needed))
-        found = nbytes * min(1.0, most / count)
-        pairs = reshardings.seconds(source, target, (count, round(found / ITEMSIZE)), ITEMSIZE)
+        found = elements * min(1.0, most / count)  # of values, and of their indices, whose type is another
+        pairs = reshardings.seconds(source, target, (count, round(found)), round(nbytes / elements))
         seconds[some] = pairs.diagonal()
     gathered: np.ndarray = seconds[held.index]
     return gathered

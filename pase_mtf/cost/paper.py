@@ -53,7 +53,7 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
       float64 [len(PAPER_PARTS), K].
     """
     result, machine = np.zeros((len(PAPER_PARTS), len(table.devices))), reshardings.machine
-    # (columns, bytes, dims absent, variables of this kind) -> times
+    # (columns, words, dims absent, variables of this kind) -> times
     read: collections.Counter[tuple[tuple[int, ...], float, tuple[int, ...], int]] = collections.Counter()
     forward = counted(entry for entry in signature if entry.phase == "forward")
     only_pointwise = not any(entry.kind in (*PRODUCTS, "convolution") for entry in forward)
@@ -64,18 +64,18 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
         result[_COMPUTE] += count * 3.0 * flops * table.share(sorted(set(entry.dims) - {-1}))
         for reduced, outputs in entry.sums:
             for columns, nbytes in outputs:
-                result[_OUTPUT] += count * machine.balance * _words(nbytes / 4.0, table.share(columns),
+                result[_OUTPUT] += count * machine.balance * _words(nbytes / entry.itemsize, table.share(columns),
                                                               _group(table, reduced))
-        for number, (columns, nbytes) in enumerate(entry.inputs):
+        for number, ((columns, nbytes), itemsize) in enumerate(zip(entry.inputs, entry.itemsizes, strict=True)):
             variables = entry.weights[number] if number < len(entry.weights) else 0
             # Statistics can look like a scale or a bias; counting no more than there are variables leaves them out.
             if product or (only_pointwise and variables):
-                read[columns, nbytes, tuple(sorted(set(entry.dims) - set(columns))), variables] += count
+                read[columns, nbytes / itemsize, tuple(sorted(set(entry.dims) - set(columns))), variables] += count
         if entry.move:
             result[_MOVES] += count * 2.0 * machine.balance * move_elements(entry.move, table, reshardings)
-    for (columns, nbytes, absent, variables), times in read.items():
+    for (columns, words, absent, variables), times in read.items():
         result[_GRADIENTS] += (min(times, variables) if variables else times) * machine.balance * _words(
-            nbytes / 4.0, table.share(columns), _group(table, absent))
+            words, table.share(columns), _group(table, absent))
     return result
 
 

@@ -229,15 +229,16 @@ def _slices_and_concatenations(shards: np.ndarray, wanted: np.ndarray, among: bo
 
     Blocks are sliced one dim after the other, and concatenated one dim after the other; each time those are copied that
     are cut or put together (all, where one number of shards divides the other), but for slices of the first dim, which
-    lie in memory as they are. `among`: the target's devices are of the source's.
+    lie in memory as they are. `among`: every device of the target holds some of what it needs.
     """
-    blocks, made, pieces = 1.0, 1.0, 1.0
+    blocks, made, pieces, finer = 1.0, 1.0, 1.0, among
     for dim in range(len(shards)):
         blocks *= shards[dim]
         made *= wanted[dim]
+        finer = finer and wanted[dim] % shards[dim] == 0
     copied, nodes, slicing, joining = 0.0, 0.0, blocks, made
-    if among and blocks == 1.0 and made > 1.0:  # whoever makes a block has all of the tensor, and slices by one node
-        return (0.0 if made == wanted[0] else 1.0), made, 0.0
+    if finer and made > blocks:  # whoever makes a block has what it is cut out of, and slices it by one node
+        return (0.0 if made / blocks == wanted[0] / shards[0] else 1.0), made, 0.0
     for dim in range(len(shards)):
         common = gcd(shards[dim], wanted[dim])
         cells = shards[dim] + wanted[dim] - common
@@ -289,10 +290,9 @@ class _Copies:
           (copied, nodes, sent), each float64 [R, C]: how many times the tensor is copied, the nodes that slice and
           concatenate, and how often a block is sent to another device.
         """
-        among = (source.devices[:, None] >= target.devices) & (not elsewhere)
-        copied, nodes, joined = _slices_and_concatenations_of_all(source.shards, target.shards, among)
         pairs = self._pairs.number(source, target)
         if len(pairs.new):
             self._own = np.concatenate((self._own, _count_own(pairs.new[:, 0], pairs.new[:, 1], *source, *target)))
-        own = 0.0 if elsewhere else self._own[pairs.number]
+        own = np.zeros(pairs.number.shape) if elsewhere else self._own[pairs.number]
+        copied, nodes, joined = _slices_and_concatenations_of_all(source.shards, target.shards, own == target.devices)
         return copied, nodes, target.devices - own + joined

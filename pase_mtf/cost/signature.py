@@ -67,6 +67,7 @@ class OperationSignature(NamedTuple):
       after_loop: its `sums` are of what a loop has added up: they are made when all of the loop has ended.
       passed_on: a device that has as many elements of its output as of its input takes them as they are.
       itemsize: bytes per element of its `sums`.
+      itemsizes: of its inputs.
       turned: of what does nothing but bring the dims of a tensor into another order, of each dim in that order: its
         column, its size, and its place before.
     """
@@ -95,6 +96,7 @@ class OperationSignature(NamedTuple):
     after_loop: bool = False
     passed_on: bool = False
     itemsize: int = ITEMSIZE
+    itemsizes: tuple[int, ...] = ()
     turned: tuple[tuple[int, int, int], ...] = ()
 
     def sums_within(self, *, on_edges: bool, added_on_edges: bool) -> tuple[tuple[PartialSums, bool], ...]:
@@ -201,7 +203,8 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         passed_on=_may_be_passed_on(operation), turned=_turned(operation, position),
         narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs),
         wide=kind in MULTIPLYING and all(operand.itemsize == 8 for operand in operation.inputs),
-        itemsize=next((operand.itemsize for _, summed in operation.sums for operand in summed), ITEMSIZE))
+        itemsize=next((operand.itemsize for _, summed in operation.sums for operand in summed), ITEMSIZE),
+        itemsizes=tuple(operand.itemsize for operand in operation.inputs))
 
 
 def _may_be_passed_on(operation: LayerOperation) -> bool:

@@ -206,7 +206,9 @@ class _Lives:
         """What loops hold besides: what goes round, of the iteration before as well."""
         found = []
         for loop, turning in self._steps.loops.items():
-            tensors = np.array([tensor for tensor in turning.handed_on if self.begin[tensor] >= 0], np.int64)
+            # What is written over something else is there as that.
+            tensors = self.lies_in[np.array(turning.handed_on, np.int64)]
+            tensors = tensors[self.begin[tensors] >= 0]
             if turning.step >= 0 and len(tensors):
                 begin, end = (np.full(len(tensors), place) for place in self._loops[loop])
                 found.append(self._interval(tensors, begin, end, waits_until=np.where(self.waiting[tensors], end, -1)))

@@ -106,11 +106,12 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
         if not set(passed) & {name for output in outputs for name in dims_in(layer, output.shape.dimension_names)}:
             pending.update(dict.fromkeys(outputs, passed))
             rows.passed_by(fact)
+    added = Counter(accumulated.values())
     for output, inside in accumulated.items():
         if inside in pending:
             due[output] = pending[output] = pending[inside]
-            if consumers[inside] == 1:
-                del due[inside]
+            if consumers[inside] == added[inside]:  # nobody else needs it, however often it is added up
+                due.pop(inside, None)
     return PendingSums(
         due, frozenset(pending.keys() & due.keys() - {*accumulated.values(), *awaited}), added_to,
         {tensor: looked_up for tensor, looked_up in rows.looked_up.items() if tensor in due}, rows.added_into(due))

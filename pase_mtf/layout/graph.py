@@ -293,7 +293,8 @@ class GraphSearch:
     def per_layer(self, best: LayoutCost) -> tuple[str, ...]:
         """Of a program with loops, what a layout per layer gains: stock Mesh-TF gives the whole body of a loop one, our
         lowering does not. Nothing for other programs, or when time is over."""
-        loops = any(operation.trips > 1 for layer in self.exported.layers for operation in layer.operations)
+        loops = bool(self.exported.assumed) or any(  # one of unknown length is taken to run once
+            operation.trips > 1 for layer in self.exported.layers for operation in layer.operations)
         if not loops or self.request.expired():
             return ()
         self.request.say("pricing loops layer by layer")

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pase_mtf.compat import tf
+from pase_mtf.compat import random_seed, tf
 from pase_mtf.errors import UsageError, shortened
 from pase_mtf.lowering.exchange import Copies, Exchange
 from pase_mtf.lowering.fast_nodes import Copier, make_node
@@ -73,16 +73,16 @@ def on(device: str) -> contextlib.AbstractContextManager[None]:
 
 def drawing_apart(fn: Callable) -> Callable:
     """A function (device, ...) that draws random numbers of its own on every device. TensorFlow tells them apart by
-    counting them in a graph: processes with a graph each count alike, and all would draw the same."""
+    counting them in a graph: processes with a graph each count alike, and all would draw the same. What has a seed of
+    its own is not counted: it draws what it draws in one process, the same on all devices."""
     def call(device: str, *row: object) -> Any:
-        graph = tf.get_default_graph()
-        seed = graph.seed
-        if seed is not None:  # else the system seeds each
-            graph.seed = zlib.crc32(f"{seed}/{device}".encode()) & 0x7fffffff
+        graph, counts = tf.get_default_graph(), random_seed._graph_to_seed_dict
+        before = counts.get(graph, 0)
+        counts[graph] = start = zlib.crc32(f"{before}/{device}".encode()) & 0x7fffffff
         try:
             return fn(device, *row)
         finally:
-            graph.seed = seed
+            counts[graph] += before - start
     return call
 
 

@@ -34,7 +34,7 @@ from pase_mtf.lowering.recorded import recorded_move
 from pase_mtf.lowering.traces import Merging, Place, Trace, TracedNode
 from pase_mtf.lowering.variables import LaidOutVariable
 from pase_mtf.machine.kernels import Block, Kernel, float_of_size
-from pase_mtf.operations.flow import all_operations
+from pase_mtf.operations.flow import Flow
 from pase_mtf.operations.lowering_key import is_versioned, lowering_key
 from pase_mtf.operations.protocols import LaidOut
 from pase_mtf.operations.registry import rule_of
@@ -69,7 +69,8 @@ class GraphKernels:
         for layer in self._layers:
             for variable in layer.variables:
                 self._updated[variable.updated_by or layer.name].add(variable.name)
-        self._graph, self._operations = graph, all_operations(graph)
+        self._loops_of = Flow(graph).loops_of  # in the order of the exported graph
+        self._graph, self._operations = graph, list(self._loops_of)
         self._keys: dict[int, tuple[Hashable, tuple[str, ...]]] = {}
         self._alike: dict[int, Hashable] = {}
         # Position of an operation -> which of its inputs were just read by one that is alike.
@@ -113,6 +114,7 @@ class GraphKernels:
             layer, names = self._layers[number], dict[str, int]()
             keys: list[Hashable] = []
             tensors: dict[mtf.Tensor, int] = {}  # which operations read the same
+            loops: dict[tuple[mtf.Operation, ...], int] = {}  # and which are in the same ones
             for entry in layer.operations:
                 operation = self._operations[entry.index]
                 assigned = rule_of(operation).assigns(operation)
@@ -120,7 +122,8 @@ class GraphKernels:
                 # Who else reads what it makes decides whether parts are added before they are summed, or after.
                 sums = tuple((tuple(names.setdefault(name, len(names)) for name in dims),
                               tuple(operand.shape for operand in summed)) for dims, summed in entry.sums)
-                keys.append((entry.phase, entry.kind, entry.trips, again, sums, (operation.assign_fn, tuple(
+                around = loops.setdefault(self._loops_of[operation], len(loops))
+                keys.append((entry.phase, entry.kind, entry.trips, around, again, sums, (operation.assign_fn, tuple(
                     (tuple(names.setdefault(name, len(names)) for name in value.dims), value.shape, value.itemsize)
                     for value in entry.inputs)) if assigned else (_without_names(lowering_key(operation), names), tuple(
                         tensors.setdefault(tensor, len(tensors))
@@ -189,7 +192,7 @@ class GraphKernels:
         lower = _SingleOperation.cast if self._is_cast(entry) else _SingleOperation.lower
         trace = self._found_once(operation, key, lambda: self._trace(
             operation, legal, lambda single: lower(single, operation), [operation.inputs[place] for place in again]))
-        return merging.run(operation, entry.trips, trace, entry.phase if self._turns else "")
+        return merging.run(operation, self._loops_of[operation], trace, entry.phase if self._turns else "")
 
     def _found_once(self, operation: mtf.Operation, key: Hashable, find: Callable[[], Trace]) -> Trace:
         """What an operation becomes: in this process, or in one before it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from pase_mtf.compat import mtf
@@ -80,12 +80,13 @@ class Merging:
         self._equal = EqualNodes()
         self._values: dict[tuple[mtf.Tensor, int], Value] = {}  # slices of tensors
 
-    def run(self, operation: mtf.Operation, trips: int, trace: Trace, turn: str = "") -> collections.Counter[Kernel]:
+    def run(self, operation: mtf.Operation, loops: Hashable, trace: Trace, turn: str = "",
+            ) -> collections.Counter[Kernel]:
         """What is run for the next operation of a layer.
 
         Args:
           operation: which.
-          trips: how often a step does.
+          loops: that it is in. Each has nodes of its own, and another one may turn as often.
           trace: of it, or of one that is alike.
           turn: nodes of another one are not equal to its own: they wait for something else.
         """
@@ -105,7 +106,7 @@ class Merging:
         for node in trace.nodes:
             reads = [value(place) for place in node.reads]
             waits = sorted(value(place) for place in node.waits)
-            doing = None if node.doing is None else (turn, trips, node.doing)
+            doing = None if node.doing is None else (turn, loops, node.doing)
             number, first = self._equal.number(doing, (*(sorted(reads) if node.any_order else reads), *waits))
             numbers.append(number)
             if first and node.kernel is not None:

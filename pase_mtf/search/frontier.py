@@ -66,7 +66,7 @@ def frontier(network: CostNetwork, memory: Sequence[np.ndarray], points: int = 1
     if steps.ndim != 1 or not len(steps) or not (steps >= 0).all() or not (steps <= 1).all():
         raise UsageError(f"fractions {fractions}; give numbers from 0 (least memory) to 1 (that of the cheapest)")
     network.validate()
-    least, _ = least_memory(network, memory, Budget.of(time_limit))
+    least, lightest = least_memory(network, memory, Budget.of(time_limit))
     cheapest = solve(network, "exact", time_limit=time_limit, certificate=False)
     most = math.fsum(float(np.asarray(entry)[choice]) for entry, choice in zip(
         memory, cheapest.assignment, strict=True))
@@ -74,9 +74,11 @@ def frontier(network: CostNetwork, memory: Sequence[np.ndarray], points: int = 1
     for step in steps.tolist():
         # Both ends to the last digit.
         limit = least if step == 0 else max(least, most) if step == 1 else least + step * (max(least, most) - least)
-        # What was found within less fits, and the search need not find it again.
+        # What is known to fit, the search need not find again.
+        known = [lightest, *(point.solution.assignment for point in found[-1:]),
+                 *([cheapest.assignment] if limit >= most else [])]
         solution = minimise_within(network, memory, limit, time_limit=time_limit, gap=gap, progress=progress,
-                                   initial=found[-1].solution.assignment if found else None)
+                                   initial=min(known, key=network.cost))
         used = solution.statistics["memory"]
         if found and found[-1].solution.cost < solution.cost:
             used, kept = found[-1].memory, found[-1].solution

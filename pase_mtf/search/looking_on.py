@@ -31,6 +31,9 @@ hold, no whole one."""
 _TOLERANCE = 1e-10
 """Of costs, relative, with what bytes are charged: an optimum is known to this (as within the limit of one sum)."""
 
+_MOST_UNDECIDED = 1e-6
+"""Of the best cost: where, for the sake of charges, that is more, it proves nothing (as within that of one sum)."""
+
 _LESS_HASTY = 0.01
 """Relative gap at which a search within a lowered limit stops whose result others are sought from."""
 
@@ -154,7 +157,8 @@ class LookingOn:
                         return
                     self._brought_within(before[key].assignment)
                 least = max(least, before[key].lower_bound)
-            if least >= self._cost:
+            # Below what holds nothing there is no lower limit.
+            if least >= self._cost or not any(found.statistics["memory"] > 0.0 for found in before.values()):
                 return
 
     def _in_order(self) -> None:
@@ -175,7 +179,9 @@ class LookingOn:
             for number, (cost, choice) in enumerate(in_order(charged, budget)):
                 bound, tolerance = cost - charge * self._limit - doubt, _TOLERANCE * (abs(cost) + charge * self._limit)
                 self._bound = max(self._bound, min(bound - tolerance, self._cost))
-                self._complete = bound + tolerance >= self._cost
+                # Where charges dwarf costs, what is rounded off of them is more than costs differ by.
+                margin = tolerance if tolerance <= _MOST_UNDECIDED * abs(self._cost) else -tolerance
+                self._complete = bound + margin >= self._cost
                 if self._done or number >= _MOST_IN_ORDER:
                     return
                 if self._network.cost(choice) < self._cost:

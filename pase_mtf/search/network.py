@@ -159,6 +159,8 @@ class CostNetwork:
         Raises:
           UsageError: the file cannot be written.
         """
+        if len(self.kinds) != len(self.vectors):
+            raise UsageError(f"{len(self.kinds)} kinds for {len(self.vectors)} layers; give one each, or none")
         memory = None
         if self.memory is not None:
             fits = [np.shape(entry) for entry in self.memory] == [vector.shape for vector in self.vectors]

@@ -276,3 +276,20 @@ def test_launchers_are_asked_until_they_end_at_once(monkeypatch):
     cluster._end([SimpleNamespace(poll=lambda: None, terminate=lambda: asked.append(now[-1]), wait=lambda _: 0)])
     assert len(asked) == 1 + LAST_WISH
     assert all(later - earlier > ONE_WISH for earlier, later in itertools.pairwise(asked))
+
+
+def test_data_parallelism_over_some_of_the_hosts_is_data_parallelism():
+    arms = {"data_parallel_2": {"measured_ms": 20.0, "predicted_ms": 30.0},
+            "search": {"measured_ms": 10.0, "predicted_ms": 10.0}}
+    row = Row("alexnet", 6, "h100", "one", {}, {"arms": arms}, None, [], {})
+    assert (row.milliseconds("data_parallel"), row.speedup("search"), row.predicted()) == (20.0, 2.0, 3.0)
+
+
+def test_what_the_system_refuses_is_one_line(tmp_path, monkeypatch, capsys):
+    """Namespaces can be had, and bridges not: it ended in a traceback that did not say why."""
+    known = subprocess.run
+    monkeypatch.setattr(namespaces, "missing", lambda: "")
+    monkeypatch.setattr(subprocess, "run", lambda command, **how: known(
+        ["sh", "-c", "echo Operation not supported >&2; exit 2"] if "bridge" in command else ["true"], **how))
+    assert cluster.main(["--models=alexnet", "--clusters=2080ti", f"--output={tmp_path}"]) == 2
+    assert "type bridge: Operation not supported" in capsys.readouterr().err

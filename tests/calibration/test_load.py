@@ -18,8 +18,10 @@ from pase_mtf.layout.capture import swap_lowering
 from pase_mtf.layout.find import find_layout
 from pase_mtf.machine.kernel_table import save_tables
 from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernels import Timing
 from pase_mtf.machine.machine import KINDS, LOCAL, Link, Machine
 from pase_mtf.pipeline.find import find_pipeline
+from pase_mtf.runtime import Devices
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import evaluate_strategy
 
@@ -222,3 +224,27 @@ def test_more_devices_than_can_be_driven_are_not_measured(calls):
     with pytest.raises(UsageError, match="at most 1024 virtual"):
         load_machine("local", 10 ** 6)
     assert calls == []
+
+
+def test_gpus_of_a_list_are_measured_and_not_the_first(cache_dir, monkeypatch):
+    """Recorded numbers stand for the devices."""
+    asked = []
+
+    class Timer:
+        def __init__(self, devices, kind, over=None):
+            asked.append(over)
+
+        def time(self, kernels, progress):
+            yield {kernel: Timing(5e-6 + 1e-13 * kernel.flops + 1e-12 * kernel.nbytes) for kernel in kernels}
+
+    monkeypatch.setattr(calibrate, "KernelTimer", Timer)
+    monkeypatch.setattr(calibrate, "gpu_bytes", lambda devices: {
+        "/device:GPU:0": 16e9, "/device:GPU:1": 80e9}[devices.names[0]])
+    monkeypatch.setattr("pase_mtf.compat.tf.config.list_physical_devices", lambda kind: [kind] * 2)
+    monkeypatch.setattr(cache, "gpu_names", lambda: ["T4", "A100"])
+    monkeypatch.setattr(load, "_announced", set())
+    listed = Devices("gpu", ("/device:GPU:1",), "A100")
+    machine = load_machine("local", 1, "gpu", over=listed)
+    assert (asked, machine.memory_bytes, machine.measured["on"]["gpus"]) == ([listed], 80e9, ["A100"])
+    first = load_machine("local", 1, "gpu", over=Devices.first(1, "gpu"))
+    assert (asked, first.memory_bytes, first.measured["on"]["gpus"]) == ([listed, None], 16e9, ["T4"])

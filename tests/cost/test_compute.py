@@ -15,7 +15,7 @@ from pase_mtf.cost.signature import layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
-from pase_mtf.graph.layer_operation import REPEAT, SUM
+from pase_mtf.graph.layer_operation import REPEAT, SUM, TOP_K
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import Block, Kernel, Timing
 from pase_mtf.machine.machine import KINDS, Link, Machine
@@ -346,3 +346,17 @@ def test_what_brings_single_elements_into_another_order_is_passed_on():
     layer = _alone("", "pointwise", ("batch", "length", "out"), ("length", "batch", "out"), sizes)
     forward = _parts(layer, [WHOLE, BATCH, OUT], _machine())["forward"]
     assert forward[0] > forward[2] > forward[1] == 0.0
+
+
+def test_what_a_top_k_gathers_is_copied_by_elements_of_its_type():
+    machine = _machine(shared_cores=True, rates={**RATES, "copy": 1e6})
+
+    def gathered(itemsize):
+        x, values = Operand(("batch", "in"), (32, 64), itemsize), Operand(("batch", ""), (32, 4), itemsize)
+        chosen = LayerOperation(0, "best", "TopKOperation", "forward", "reduction", 2048.0, x.dims, (x,),
+                                (values, Operand(("batch", ""), (32, 4))), ("in",), role=TOP_K)
+        layer = Layer("best", "normalize", {"batch": 32, "in": 64}, x.dims, (chosen,), ())
+        return _parts(layer, [IN], machine)["all-reduce forward"][0]
+
+    assert gathered(4) > 0.0
+    assert gathered(8) == gathered(2) == pytest.approx(gathered(4))

@@ -93,3 +93,21 @@ def test_what_is_found_again_is_computed_once():
     one, other = (build_network(each, MACHINE, 8, [[Configuration((("batch", 8),))]], model="pase").layer_parts(0, 0)
                   for each in (graph, twice))
     assert one["compute"] == pytest.approx(other["compute"])
+
+
+@pytest.mark.parametrize("itemsize", [2, 8])
+def test_a_word_is_an_element_of_any_type(itemsize):
+    def sized(operand):
+        return dataclasses.replace(operand, itemsize=itemsize)
+
+    graph = perceptron([64, 128, 64])
+    layers = tuple(dataclasses.replace(
+        layer, variables=tuple(dataclasses.replace(one, operand=sized(one.operand)) for one in layer.variables),
+        operations=tuple(dataclasses.replace(one, inputs=tuple(map(sized, one.inputs)),
+                                             outputs=tuple(map(sized, one.outputs))) for one in layer.operations))
+        for layer in graph.layers)
+    other = dataclasses.replace(graph, layers=layers, edges=tuple(
+        dataclasses.replace(edge, itemsize=itemsize) for edge in graph.edges))
+    expected, found = (build_network(each, MACHINE, 8, model="pase") for each in (graph, other))
+    for mine, theirs in zip(expected.parts, found.parts, strict=True):
+        np.testing.assert_allclose(theirs, mine)

@@ -229,8 +229,10 @@ def _copied(source, target, shape):
             nodes += count
             count *= split
             copied += dim > 0
-    if len(cells) == 1 and source.devices >= target.devices:  # each maker slices what it needs, by one node
-        copied, nodes = min(copied, 1), math.prod(splits) if math.prod(splits) > 1 else 0
+    ends = _blocks(source, shape), _blocks(target, shape)
+    if len(ends[1]) <= len(ends[0]) and all(need <= have for have, need in zip(*ends, strict=False)):
+        # Each maker slices what it needs out of what it has, by one node.
+        copied, nodes = min(copied, 1), len({*map(frozenset, ends[1])}) if math.prod(splits) > 1 else 0
     joins = [max(1, parts // wanted) for (parts, _), (wanted, _) in zip(source_dims, target_dims, strict=True)]
     count = len({frozenset(block) for block in _blocks(target, shape)})
     for join in joins:

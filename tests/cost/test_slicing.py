@@ -202,3 +202,11 @@ def test_of_what_all_hold_each_slices_its_own_where_memory_is_shared():
                  ((2, 4), (2, 2), (2, 1)), ((1, 1), (2, 4), (1, 1)), ((1, 1),) * 3):
         lowered, priced = _in_shared_memory((8, 8, 8), whole, Partition(whole.devices, cuts))
         assert priced == pytest.approx(lowered), cuts
+
+
+def test_of_a_part_that_several_hold_each_slices_its_own_where_memory_is_shared():
+    halves = Partition(tuple(range(8)), ((2, 4), (1, 1), (1, 1)))
+    for cuts in (((8, 1), (1, 1), (1, 1)), ((2, 4), (4, 1), (1, 1)), ((2, 4), (2, 2), (2, 1)),
+                 ((4, 2), (2, 1), (1, 1)), ((2, 4), (1, 1), (1, 1))):
+        lowered, priced = _in_shared_memory((8, 8, 8), halves, Partition(halves.devices, cuts))
+        assert priced == pytest.approx(lowered), cuts

@@ -9,9 +9,10 @@ from nets import Builder, build, dim, microbatches
 from prices import price_strategy
 
 from pase_mtf.compat import mtf, tf
-from pase_mtf.cost.memory import MemoryModel
+from pase_mtf.cost.memory import MemoryModel, strategy_memory
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration
 from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.space import MeshShape
 from pase_mtf.machine.machine import Machine
@@ -273,3 +274,39 @@ def test_a_loop_around_a_loop_that_assigns_is_needed(builder):
         return [mtf.depend(i + 1, mtf.while_loop(lambda j: mtf.less(j, 2), step, [_start(builder)]))]
     mtf.while_loop(lambda i: mtf.less(i, 3), epoch, [_start(builder)])
     assert [fact.is_needed for fact in read_operations(builder.graph) if fact.rule.loop(fact.operation)] == [True] * 2
+
+
+def test_what_goes_round_is_there_twice_where_it_is_written_over_something_else_too():
+    def predicted(last):
+        with tf.Graph().as_default():
+            made = Builder(tf.float32)
+            a, b, c = dim("a", 1024), dim("b", 8), dim("c", 8)
+            w, v = made.variable("w", [b, c]), made.variable("v", [c, b])
+
+            def body(i, state):
+                return [i + 1, last(mtf.einsum([mtf.einsum([state, w], [a, c]), v], [a, b]))]
+            mtf.while_loop(lambda i, _: mtf.less(i, 5), body, [_start(made), made.input("x", [a, b])])
+            graph = export_graph(made.graph)
+        return sum(strategy_memory(graph, [Configuration()] * len(graph.layers)).values())
+    # The last operation writes in the place of what it reads: it takes nothing, and saves nothing.
+    assert predicted(mtf.tanh) > 0.99 * predicted(lambda x: x)
+
+
+def test_a_sum_that_is_added_up_twice_is_made_after_the_loop_alone(builder):
+    a, b, c = dim("a", 8), dim("b", 8), dim("c", 8)
+    x, w = builder.input("x", [a, b]), builder.variable("w", [b, c])
+
+    def body(i):
+        made = mtf.einsum([x, w], [a, c])
+        return [i + 1, made, made]
+    mtf.while_loop(lambda i: mtf.less(i, 5), body, [_start(builder)], has_accumulators=True)
+    assert [operation.trips for layer in export_graph(builder.graph).layers for operation in layer.operations
+            if "b" in operation.reduced] == [1, 1]
+
+
+def test_what_layouts_per_layer_gain_is_told_of_loops_of_unknown_length_too(builder):
+    a, b, c = dim("a", 8), dim("b", 8), dim("c", 8)
+    state, w = builder.input("state", [a, b]), builder.variable("w", [b, c])
+    looped = mtf.while_loop(lambda _, t: mtf.less(mtf.reduce_sum(t), 9.0), lambda i, t: [
+        i + 1, mtf.rename_dimension(mtf.einsum([t, w], [a, c]), "c", "b")], [_start(builder), state])[1]
+    assert "gives the body of a loop one layout" in str(find_layout(builder.graph, 2, [looped], "h100"))

@@ -365,3 +365,19 @@ def test_random_numbers_are_told_once():
         PlanLowering(net.graph, plan_from_configurations(net.graph, graph, parallel, 4), device_names(4))
         run = sum(node.type == "StatelessRandomUniform" for node in lowered.get_operations())
     assert sum(times for kernel, times in told.items() if kernel.operation == "StatelessRandomUniform") == run == 24
+
+
+def test_loops_that_turn_as_often_run_nodes_of_their_own():
+    """On each of two devices, in three iterations of either loop."""
+    with tf.Graph().as_default():
+        net = Builder(tf.float32)
+        rows, old, new = dim("batch", 2), dim("old", 8), dim("new", 8)
+        x = mtf.einsum([net.input("x", [rows, old]), net.variable("w", [old, new])], mtf.Shape([rows, new]))
+        for _ in range(2):
+            mtf.while_loop(lambda i, _: mtf.less(i, 3), lambda i, state: [i + 1, state + mtf.tanh(x)],
+                           [mtf.constant(net.mesh, 0, mtf.Shape([]), tf.int32), x])
+        graph = export_graph(net.graph)
+        known = KnownKernels(graph, GraphKernels(net.graph, graph))
+        known.look(data_parallel(graph, 2))
+        told = known.kernels(data_parallel(graph, 2))
+    assert sum(times for kernel, times in told.items() if kernel.operation == "Tanh") == 2 * 2 * 3

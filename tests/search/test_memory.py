@@ -10,7 +10,7 @@ import pytest
 from random_networks import random_network
 
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.search import frontier, memory, solve
+from pase_mtf.search import Solution, frontier, memory, solve
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack
@@ -410,3 +410,17 @@ def test_what_the_first_node_ruled_out_is_not_proven(monkeypatch):
     assert found.cost == 9.0
     assert not found.optimal
     assert found.lower_bound <= 5.0
+
+
+def test_a_frontier_keeps_what_its_ends_were_found_by(monkeypatch):
+    """Searches within limits that have no time know the lightest of all, and what they are told."""
+    network = CostNetwork([np.array([0.0, 1.0]), np.array([0.0, 2.0])], [])
+    usage = [np.array([4.0, 1.0]), np.array([6.0, 1.0])]
+
+    def without_time(network_, usage_, limit, *, initial=None, **_):
+        best = min([(1, 1), *([] if initial is None else [tuple(initial)])], key=network.cost)
+        assert needed(usage, best) <= limit
+        return Solution(best, network.cost(best), -np.inf, np.inf, False, 0.0, {"memory": needed(usage, best)})
+    monkeypatch.setattr(frontier, "minimise_within", without_time)
+    points = frontier.frontier(network, usage, 2, time_limit=600)
+    assert [(point.memory, point.solution.cost) for point in points] == [(2.0, 3.0), (10.0, 0.0)]

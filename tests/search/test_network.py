@@ -380,3 +380,11 @@ def test_words_of_digits_are_no_costs(costs):
     for vectors, edges in (([costs], []), ([[1.0, 2.0]], [NetworkEdge(0, 0, [costs, costs], [0, 1], [0, 1])])):
         with pytest.raises(UsageError, match="give arrays of numbers"):
             CostNetwork(vectors, edges)
+
+
+@pytest.mark.parametrize("kinds", [["matmul"], ["matmul"] * 3])
+def test_kinds_of_other_layers_are_not_saved(kinds, tmp_path):
+    network = CostNetwork([[1.0], [2.0]], [], kinds=kinds)
+    with pytest.raises(UsageError, match=f"{len(kinds)} kinds for 2 layers"):
+        network.save(tmp_path / "network.npz")
+    assert not any(tmp_path.iterdir())

@@ -480,3 +480,15 @@ def test_a_process_that_is_lost_once_an_interrupted_run_is_written_is_no_fault(r
 def test_an_interrupted_run_that_went_wrong_does_not_end_as_if_it_had_not(run_of_one, status):
     with pytest.raises(ClusterError, match=r"summary.json tells what came of the run$"):
         run_of_one(Outcome(7, Fault(1, "was killed by SIGKILL")), wishes=1, wrote=f'{{"status": "{status}"}}')
+
+
+@pytest.mark.parametrize(("cluster", "mesh", "present", "says"), [
+    ("a:1,b:1", "8", 2, r"--mesh=8: more GPUs than there are \(2\); use --mesh=4 or less"),
+    ("a:1,a:2,b:1,b:2", "4", 1, r"--mesh=4: more GPUs than there are \(1\); use --devices=cpu"),
+    ("local:4", "8", 6, r"--mesh=8: more GPUs than there are \(6\); use --mesh=4 or less")])
+def test_how_many_gpus_a_run_may_have(monkeypatch, cluster, mesh, present, says):
+    monkeypatch.setattr(runtime, "gpu_names", lambda: ["A100"] * present)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    task = None if cluster.startswith("local") else 0
+    with pytest.raises(UsageError, match=says):
+        member_of(Options(model="alexnet", mesh=mesh, devices="gpu", cluster=cluster, task=task))

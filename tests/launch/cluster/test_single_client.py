@@ -1,6 +1,7 @@
 """One client over the servers of two processes, here of one: devices, variables, memory, losses."""
 
 import socket
+import threading
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from pase_mtf.export.exporter import export_graph
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.arms.program import Program
 from pase_mtf.launch.arms.recipe import lower_stock_data_parallel
+from pase_mtf.launch.cluster import server
 from pase_mtf.launch.cluster.launcher import local_addresses
 from pase_mtf.launch.cluster.server import check_servers, start_server
 from pase_mtf.lowering.lowering import lower
@@ -116,3 +118,15 @@ def test_a_connection_with_itself_is_no_server(monkeypatch):
     with pytest.raises(ClusterError, match="no answer from rank 0"):
         check_servers([gone], within=0.3)
     socket.create_server(("127.0.0.1", int(gone.rpartition(":")[2]))).close()  # nothing holds it
+
+
+def test_a_host_that_drops_what_comes_keeps_no_other_waiting(monkeypatch):
+    """All are asked at once: by turns, those that came meanwhile were named with it."""
+    together = threading.Barrier(3)
+
+    def connect(address, timeout):
+        together.wait(5)  # broken where one is asked after the other
+        raise TimeoutError
+    monkeypatch.setattr(server, "connect", connect)
+    with pytest.raises(ClusterError, match=r"no answer from rank 0 \(a:1\), rank 1 \(b:1\), rank 2 \(c:1\)"):
+        check_servers(("a:1", "b:1", "c:1"), within=0.3)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from cluster_runs import free_hosts
 
-from pase_mtf.errors import UsageError
+from pase_mtf.errors import ClusterError, UsageError
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.cluster import hosts, wire
 from pase_mtf.launch.cluster.membership import Membership
@@ -121,3 +121,25 @@ def test_a_signal_that_comes_with_the_first_word_ends_all():
     with pytest.raises(KeyboardInterrupt):
         hosts.meet(here, interrupts, within=3.0, ready=Future())
     assert interrupts.exit_code == 143
+
+
+def test_a_launcher_whose_own_name_is_not_known_just_now_waits_for_the_others(monkeypatch, capfd):
+    """It ended a run that had restarts left, and a pod that was not in the DNS yet."""
+    def unknown(*_, **__):
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(UsageError, match="Temporary failure"):  # nobody is to come from elsewhere
+        wire.listen(("alpha", 0))
+    with wire.listen(("alpha", 0), from_elsewhere=True) as everywhere, socket.socket() as peer:
+        peer.connect(("127.0.0.1", everywhere.getsockname()[1]))
+    assert "note: alpha is not known on this host now (Temporary failure" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "theirs", "mine", "remedy"), [
+    ("kind", "cpu", "gpu", "give --devices=cpu everywhere"),
+    ("tensorflow", "2.20.0", "2.21.0", "install the same packages everywhere"),
+    ("--batch", 8, 16, "start the same command everywhere")])
+def test_what_to_do_about_hosts_that_differ(name, theirs, mine, remedy):
+    says = f"rank 1 \\(b:1\\) was started with {name}={theirs}, rank 0 with {name}={mine}; {remedy}"
+    with pytest.raises(ClusterError, match=says):
+        hosts._take(1, None, {name: theirs}, {}, {name: mine}, ("a:1", "b:1"))

@@ -193,3 +193,13 @@ def test_not_for_gpus(monkeypatch, capsys):
     monkeypatch.setattr("pase_mtf.runtime.gpu_names", lambda: ["a GPU"] * 2)
     assert main([*_RUN, "--devices=gpu"]) == 2
     assert "--prices=measured: prices the kernels of CPUs only" in capsys.readouterr().err
+
+
+def test_the_gpus_of_a_list_are_those_that_are_measured(monkeypatch):
+    monkeypatch.setattr("pase_mtf.runtime.gpu_names", lambda: ["T4", "A100"])
+    asked = []
+    monkeypatch.setattr(load, "load_machine", lambda machine, devices, kind, **more: (
+        asked.append((devices, kind, more["over"])) or Machine.load("a100")))
+    plan = resolve(Options(model="rnnlm", preset="tiny", mesh="1", devices="/device:GPU:1"))
+    pricing.machine_of(plan, None)
+    assert asked == [(1, "gpu", plan.devices)]
