@@ -116,7 +116,7 @@ def test_a_looser_limit_finds_no_slower_strategy():
                                                 1e-3, 0, microbatches=1).graph)
     tight, loose = (find_strategy(exported, 8, "h100", memory_limit=limit, simulate=0) for limit in (25.9e6, 28.4e6))
     assert loose.seconds <= tight.seconds * (1 + 1e-9)
-    assert loose.search["gap"] < 0.02
+    assert loose.search["gap"] < 0.03
 
 
 def test_of_the_lightest_a_frontier_begins_with_the_cheapest():
