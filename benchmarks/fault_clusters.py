@@ -94,7 +94,11 @@ def _tried(folder: pathlib.Path, what: str, stage: str, clients: str, count: int
             return Found(0, 0, f"not tried: {why}")
         if not undisturbed:
             undisturbed.update(_undisturbed(folder))
-        with namespaces.hosts(count) if over_hosts else contextlib.nullcontext() as hosts:
+        with contextlib.ExitStack() as stack:
+            try:
+                hosts = stack.enter_context(namespaces.hosts(count)) if over_hosts else None
+            except RuntimeError as error:  # namespaces can be had here, and what joins them cannot
+                return Found(0, 0, f"not tried: {error}")
             run = _Run(folder, clients, count, hosts, measured=stage == "calibration")
             try:
                 problem, seconds = strike(run)

@@ -30,6 +30,7 @@ from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.plans import plan_from_configurations, updates_from_configurations
 from pase_mtf.machine.machine import LOCAL
 from pase_mtf.replaced import replaced
+from pase_mtf.runtime import Devices, gpu_names
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import Strategy
 
@@ -196,7 +197,8 @@ def _found(graph: mtf.Graph, exported: ComputationGraph, names: Sequence[str], m
     kind = _kind_of(names)
     if options.get("prices") != "measured" and not is_kernel_file(machine):
         of_graph = {name: value for name, value in options.items() if name != "sharded_updates"}  # it has them
-        return find_strategy(exported, len(names), load_machine(machine, len(names), kind), method, **of_graph)
+        loaded = load_machine(machine, len(names), kind, **_listed(names, kind))
+        return find_strategy(exported, len(names), loaded, method, **of_graph)
     if kind != "cpu":
         raise UsageError("measured prices are those of CPUs only; take roofline prices, or devices of kind cpu")
     return find_strategy(graph, len(names), machine, method, **options)
@@ -206,6 +208,19 @@ def _kind_of(devices: Sequence[str]) -> str:
     """Of devices with these names: "gpu" where every one says so, otherwise "cpu"."""
     kinds = {spec.device_type for spec in device_specs(devices)}
     return "gpu" if kinds == {"GPU"} else "cpu"
+
+
+def _listed(names: Sequence[str], kind: str) -> dict[str, Devices]:
+    """Tells `load_machine` which GPUs of this process these are, where they are others than its first."""
+    specs = device_specs(names)
+    numbers = [spec.device_index for spec in specs]
+    if kind != "gpu" or None in numbers or len(set(numbers)) < len(numbers) or any(
+            spec.job not in (None, "localhost") or spec.task for spec in specs):
+        return {}
+    listed = Devices(kind, tuple(f"/device:GPU:{number}" for number in numbers))
+    if listed.names == Devices.first(len(names), kind).names or max(numbers) >= len(gpu_names()):
+        return {}
+    return {"over": listed}
 
 
 def _devices_of(mesh_to_impl: Mapping[mtf.Mesh, mtf.MeshImpl]) -> list[str]:

@@ -35,7 +35,7 @@ from pase_mtf.lowering.traces import Merging, Place, Trace, TracedNode
 from pase_mtf.lowering.variables import LaidOutVariable
 from pase_mtf.machine.kernels import Block, Kernel, float_of_size
 from pase_mtf.operations.flow import Flow
-from pase_mtf.operations.lowering_key import is_versioned, lowering_key
+from pase_mtf.operations.lowering_key import held_by, is_versioned, lowering_key
 from pase_mtf.operations.protocols import LaidOut
 from pase_mtf.operations.registry import rule_of
 
@@ -71,7 +71,7 @@ class GraphKernels:
                 self._updated[variable.updated_by or layer.name].add(variable.name)
         self._loops_of = Flow(graph).loops_of  # in the order of the exported graph
         self._graph, self._operations = graph, list(self._loops_of)
-        self._keys: dict[int, tuple[Hashable, tuple[str, ...]]] = {}
+        self._keys: dict[int, tuple[Hashable, tuple[str, ...], Hashable]] = {}
         self._alike: dict[int, Hashable] = {}
         # Position of an operation -> which of its inputs were just read by one that is alike.
         self._again: dict[int, tuple[int, ...]] = {}
@@ -115,6 +115,7 @@ class GraphKernels:
             keys: list[Hashable] = []
             tensors: dict[mtf.Tensor, int] = {}  # which operations read the same
             loops: dict[tuple[mtf.Operation, ...], int] = {}  # and which are in the same ones
+            held: dict[int, int] = {}  # and which hold the same arrays: others are not equal nodes
             for entry in layer.operations:
                 operation = self._operations[entry.index]
                 assigned = rule_of(operation).assigns(operation)
@@ -127,7 +128,8 @@ class GraphKernels:
                     (tuple(names.setdefault(name, len(names)) for name in value.dims), value.shape, value.itemsize)
                     for value in entry.inputs)) if assigned else (_without_names(lowering_key(operation), names), tuple(
                         tensors.setdefault(tensor, len(tensors))
-                        for tensor in (*operation.inputs, *operation.outputs)))))
+                        for tensor in (*operation.inputs, *operation.outputs)), tuple(
+                        held.setdefault(id(value), len(held)) for value in held_by(operation)))))
             own = tuple((tuple(names.setdefault(name, len(names)) for name in variable.operand.dims),
                          variable.operand.shape, variable.operand.itemsize) for variable in layer.variables)
             dims = tuple((names.setdefault(name, len(names)), size) for name, size in layer.dims.items())
@@ -180,8 +182,10 @@ class GraphKernels:
             return self._assignments(layer, operation, legal)
         if entry.index not in self._keys:
             names: dict[str, int] = {}
-            self._keys[entry.index] = _without_names(lowering_key(operation), names), tuple(names)
-        alike, numbered = self._keys[entry.index]
+            alike = _without_names(lowering_key(operation), names)
+            # The trace is of any that is alike, whose arrays may hold other numbers.
+            self._keys[entry.index] = alike, tuple(names), tuple(map(id, held_by(operation)))
+        alike, numbered, held = self._keys[entry.index]
         parts = {name: count for axis, count in legal.axes for name in axis}
         again = self._again[entry.index]
         # What reads one tensor twice may be equal to other nodes than what reads two.
@@ -192,7 +196,7 @@ class GraphKernels:
         lower = _SingleOperation.cast if self._is_cast(entry) else _SingleOperation.lower
         trace = self._found_once(operation, key, lambda: self._trace(
             operation, legal, lambda single: lower(single, operation), [operation.inputs[place] for place in again]))
-        return merging.run(operation, self._loops_of[operation], trace, entry.phase if self._turns else "")
+        return merging.run(operation, self._loops_of[operation], trace, entry.phase if self._turns else "", held)
 
     def _found_once(self, operation: mtf.Operation, key: Hashable, find: Callable[[], Trace]) -> Trace:
         """What an operation becomes: in this process, or in one before it."""

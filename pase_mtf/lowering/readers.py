@@ -51,17 +51,21 @@ class Readers:
           source: how the parts are split.
         """
         readers = [reader for reader in self.of(tensor) if reader not in self._idle]
-        places = {self._place(reader, tensor, source) for reader in readers}
-        return len(readers) > 1 and (len(places) > 1 or source in places)
+        places = {place for reader in readers for place in self._places(reader, tensor, source)}
+        return len(places) > 1 or (len(readers) > 1 and source in places)
+
+    def _places(self, reader: mtf.Operation, tensor: mtf.Tensor, source: Partition) -> set[Partition | None]:
+        """How a reader needs a tensor: a grouped assignment as all variables do that it gives it to."""
+        given = {self._updating.get(variable, self._impl_of(variable)).partition(variable.shape)
+                 for variable, value in rule_of(reader).assigns(reader) if value is tensor}
+        return given or {self._place(reader, tensor, source)}
 
     def _place(self, reader: mtf.Operation, tensor: mtf.Tensor, source: Partition) -> Partition | None:
-        """How a reader needs a tensor; None: as what is in it does, or what comes out of it."""
+        """How a reader that assigns it to nothing needs a tensor; None: as what is in it does, or what comes out of
+        it."""
         rule = rule_of(reader)
         if rule.loop(reader):
             return None
-        for variable, value in rule.assigns(reader):
-            if value is tensor:
-                return self._updating.get(variable, self._impl_of(variable)).partition(variable.shape)
         if rule.role(reader) == "rename":
             output, = reader.outputs
             old, new = (tuple(each.shape.to_integer_list) for each in (tensor, output))

@@ -80,7 +80,7 @@ class Merging:
         self._equal = EqualNodes()
         self._values: dict[tuple[mtf.Tensor, int], Value] = {}  # slices of tensors
 
-    def run(self, operation: mtf.Operation, loops: Hashable, trace: Trace, turn: str = "",
+    def run(self, operation: mtf.Operation, loops: Hashable, trace: Trace, turn: str = "", held: Hashable = (),
             ) -> collections.Counter[Kernel]:
         """What is run for the next operation of a layer.
 
@@ -89,6 +89,7 @@ class Merging:
           loops: that it is in. Each has nodes of its own, and another one may turn as often.
           trace: of it, or of one that is alike.
           turn: nodes of another one are not equal to its own: they wait for something else.
+          held: the arrays that it holds: constants of one that is alike and holds others may be other numbers.
         """
         found, numbers = collections.Counter[Kernel](), list[int]()
 
@@ -106,7 +107,7 @@ class Merging:
         for node in trace.nodes:
             reads = [value(place) for place in node.reads]
             waits = sorted(value(place) for place in node.waits)
-            doing = None if node.doing is None else (turn, loops, node.doing)
+            doing = None if node.doing is None else (turn, loops, node.doing, () if reads else held)
             number, first = self._equal.number(doing, (*(sorted(reads) if node.any_order else reads), *waits))
             numbers.append(number)
             if first and node.kernel is not None:

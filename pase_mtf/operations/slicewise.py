@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Hashable, Sequence
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.errors import UsageError
 from pase_mtf.operations.joined import in_blocks, joined_dims
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
 from pase_mtf.operations.protocols import LaidOut, Lowering, StockDemands, dims_of
@@ -71,6 +72,9 @@ def _nodes(operation: mtf.Operation, known: dict[Hashable, Nodes]) -> Nodes:
     return traced_nodes(operation, (), known)
 
 
+_FIRST: weakref.WeakKeyDictionary[Lowering, dict[str, mtf.Operation]] = weakref.WeakKeyDictionary()
+"""Of every name the function that was lowered first: only copies of an operation have its name."""
+
 _STATEFUL: weakref.WeakKeyDictionary[mtf.Operation, bool] = weakref.WeakKeyDictionary()
 """Whether a function does something else every time. Each is asked by itself: of two of one text, that with a rate of 0
 draws no random numbers."""
@@ -98,7 +102,16 @@ def _drawn_once(forward: mtf.Operation, lowering: Lowering, made: Sequence[LaidO
 
 
 def _lower_once(operation: mtf.Operation, lowering: Lowering) -> None:
-    """Lowers a function of slices; what is drawn at random is the same on all devices that hold the same block."""
+    """Lowers a function of slices; what is drawn at random is the same on all devices that hold the same block.
+
+    Raises:
+      UsageError: the backward pass computes it once more, and would draw other numbers than the loss has seen.
+    """
+    first = _FIRST.setdefault(lowering, {}).setdefault(operation.name, operation)
+    if first is not operation and draws_anew(operation):
+        raise UsageError(f"operation {operation.name}: draws random numbers, and mtf.recompute_grad computes it once "
+                         "more, with others than the loss has seen; draw them by mtf.random_uniform or mtf.dropout, "
+                         "which keep theirs, or leave it out of what is computed again")
     _lower(operation, lowering)
     made = [lowering.stored(output) for output in operation.outputs]
     for output, laid_out in zip(operation.outputs, _drawn_once(operation, lowering, made), strict=True):

@@ -140,3 +140,17 @@ def test_what_could_not_be_tried_is_tried_where_it_can_be(monkeypatch, tmp_path)
         assert not found
         row, = json.loads(page.with_suffix(".json").read_text())["rows"]
         assert row["tries"] == kept
+
+
+def test_hosts_that_cannot_be_joined_are_a_row(monkeypatch, tmp_path):
+    """Namespaces can be had, and bridges not: it ended the benchmark, every time anew."""
+    def run(*command, check=True):
+        if "bridge" in command:
+            raise RuntimeError("type bridge: Operation not supported")
+        return ""
+
+    monkeypatch.setattr(namespaces, "missing", lambda: "")
+    monkeypatch.setattr(namespaces, "_run", run)
+    fault = fault_clusters._fault(tmp_path, "3 hosts: cut off", "training", "one", 3, lambda run: None, "rank 1 (",
+                                  {1: 0.5}, over_hosts=True)
+    assert fault.tried() == Found(0, 0, "not tried: type bridge: Operation not supported")

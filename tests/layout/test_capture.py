@@ -261,3 +261,18 @@ def test_what_is_tried_on_the_way_is_not_swapped():
         assert len(swapped.lowerings) == 1
         assert "a" in export_graph(graph).layers[-1].splittable
         assert y.shape == x.shape
+
+
+def test_the_gpus_that_are_named_are_those_that_are_measured(monkeypatch):
+    asked = []
+
+    def load(machine, count, of_kind, over=None):
+        asked.append(over and over.names)
+        raise UsageError("seen")
+
+    monkeypatch.setattr("pase_mtf.layout.capture.load_machine", load)
+    monkeypatch.setattr("pase_mtf.layout.capture.gpu_names", lambda: ["T4", "A100", "A100"], raising=False)
+    for devices in (["/device:GPU:1", "/gpu:2"], ["/device:GPU:0", "/gpu:1"]):
+        with tf.Graph().as_default(), swap_lowering(devices=devices), pytest.raises(AssertionError):
+            model_fn(devices=[""] * 4)
+    assert asked == [("/device:GPU:1", "/device:GPU:2"), None]

@@ -3,6 +3,7 @@
 import collections
 import math
 
+import numpy as np
 import pytest
 from harness import device_names
 from hypothesis import given, settings
@@ -381,3 +382,29 @@ def test_loops_that_turn_as_often_run_nodes_of_their_own():
         known.look(data_parallel(graph, 2))
         told = known.kernels(data_parallel(graph, 2))
     assert sum(times for kernel, times in told.items() if kernel.operation == "Tanh") == 2 * 2 * 3
+
+
+def test_functions_that_hold_other_arrays_are_not_equal():
+    """Of one text, and of the same tensor: on each of two devices the layer that holds one array divides once, that
+    which holds two does so twice; what both do before is done once in each."""
+    def divided(by):
+        return lambda one: tf.sigmoid(one) / by
+
+    with tf.Graph().as_default():
+        net = Builder(tf.float32)
+        dims = [dim("batch", 8), dim("io", 4)]
+        twos, threes = np.full(4, 2, np.float32), np.full(4, 3, np.float32)
+        for name, other in (("x", twos), ("y", threes)):
+            with one_layer(net.graph):
+                tensor = net.variable(name, dims)
+                made = [mtf.slicewise(divided(by), [tensor], mtf.Shape(dims), tf.float32, dims[:1])
+                        for by in (twos, other)]
+                mtf.reduce_sum(made[0] * made[1])
+        graph = export_graph(net.graph)
+        known = KnownKernels(graph, GraphKernels(net.graph, graph))
+        known.look(data_parallel(graph, 2))
+        told = known.kernels(data_parallel(graph, 2))
+    counts = collections.Counter()
+    for kernel, times in told.items():
+        counts[kernel.operation] += times
+    assert (counts["RealDiv"], counts["Sigmoid"]) == (6, 4)

@@ -6,6 +6,7 @@ from harness import device_names, evaluate, session
 from nets import Builder, dim
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.errors import UsageError
 from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.operations.flow import all_operations
@@ -158,3 +159,23 @@ def test_functions_of_one_text_draw_by_their_own_rates():
             one, other = run.run(slices)
     np.testing.assert_array_equal(one, other)
     assert (one == 0.0).any()
+
+
+def test_numbers_that_the_backward_pass_would_draw_anew_are_refused():
+    """`mtf.recompute_grad` calls a function of slices once more; random tensors of Mesh-TF stay as they were drawn."""
+    def lowered(function):
+        with tf.Graph().as_default():
+            builder = Builder(tf.float64)
+            x = builder.input("x", [_ROWS])
+            y = mtf.recompute_grad(function, [x])
+            gradient, = mtf.gradients([mtf.reduce_sum(y)], [x])
+            return evaluate(_split(builder, [_ROWS]), [y, gradient])
+
+    def sliced(function):
+        return lambda t: mtf.slicewise(function, [t], splittable_dims=[_ROWS])
+
+    with pytest.raises(UsageError, match=r"slicewise: draws random numbers, and mtf.recompute_grad computes it once"):
+        lowered(sliced(lambda t: t * tf.random.uniform(t.shape, dtype=t.dtype)))
+    for kept in (sliced(tf.sin), lambda t: mtf.dropout(t, True, rate=0.5)):
+        made, slope = lowered(kept)
+        assert made.shape == slope.shape == (4,)

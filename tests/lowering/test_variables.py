@@ -189,3 +189,21 @@ def test_an_imported_scalar_that_is_a_constant_can_still_be_fed(builder):
     out = lowering.export_to_tf_tensor(y)
     with session() as run:
         np.testing.assert_allclose(run.run(out, {rate: 3.0}), 3.0 * builder.values("y", [8]), rtol=1e-5)
+
+
+def test_a_sum_that_one_assignment_gives_to_two_variables_is_made_once():
+    """As it is where each of them has an assignment of its own."""
+    def additions(grouped):
+        with tf.Graph().as_default():
+            b = Builder(tf.float32)
+            batch, hidden = dim("batch", 8), dim("hidden", 16)
+            total = mtf.reduce_sum(b.input("x", [batch, hidden]), output_shape=mtf.Shape([hidden]))
+            split, whole = (b.variable(name, [hidden]) for name in ("split", "whole"))
+            updates = [mtf.assign(variable.operation, total) for variable in (split, whole)]
+            if grouped:
+                b.graph.combine_assignments(updates)
+            plan = dict.fromkeys(b.graph.operations, _over({"batch": 4})) | {split.operation: _over({"hidden": 4})}
+            PlanLowering(b.graph, plan, _DEVICES, shared_memory=False)
+            return sum(node.type == "AddN" for node in tf.get_default_graph().get_operations())
+
+    assert additions(True) == additions(False)
