@@ -197,7 +197,8 @@ def _found(graph: mtf.Graph, exported: ComputationGraph, names: Sequence[str], m
     kind = _kind_of(names)
     if options.get("prices") != "measured" and not is_kernel_file(machine):
         of_graph = {name: value for name, value in options.items() if name != "sharded_updates"}  # it has them
-        loaded = load_machine(machine, len(names), kind, **_listed(names, kind))
+        listed = _listed(names, kind)
+        loaded = load_machine(machine, len(names), kind, **({"over": listed} if listed else {}))
         return find_strategy(exported, len(names), loaded, method, **of_graph)
     if kind != "cpu":
         raise UsageError("measured prices are those of CPUs only; take roofline prices, or devices of kind cpu")
@@ -210,17 +211,17 @@ def _kind_of(devices: Sequence[str]) -> str:
     return "gpu" if kinds == {"GPU"} else "cpu"
 
 
-def _listed(names: Sequence[str], kind: str) -> dict[str, Devices]:
-    """Tells `load_machine` which GPUs of this process these are, where they are others than its first."""
+def _listed(names: Sequence[str], kind: str) -> Devices | None:
+    """Which GPUs of this process these are, where they are others than its first."""
     specs = device_specs(names)
     numbers = [spec.device_index for spec in specs]
     if kind != "gpu" or None in numbers or len(set(numbers)) < len(numbers) or any(
             spec.job not in (None, "localhost") or spec.task for spec in specs):
-        return {}
+        return None
     listed = Devices(kind, tuple(f"/device:GPU:{number}" for number in numbers))
     if listed.names == Devices.first(len(names), kind).names or max(numbers) >= len(gpu_names()):
-        return {}
-    return {"over": listed}
+        return None
+    return listed
 
 
 def _devices_of(mesh_to_impl: Mapping[mtf.Mesh, mtf.MeshImpl]) -> list[str]:

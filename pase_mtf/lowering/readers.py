@@ -56,8 +56,9 @@ class Readers:
 
     def _places(self, reader: mtf.Operation, tensor: mtf.Tensor, source: Partition) -> set[Partition | None]:
         """How a reader needs a tensor: a grouped assignment as all variables do that it gives it to."""
-        given = {self._updating.get(variable, self._impl_of(variable)).partition(variable.shape)
-                 for variable, value in rule_of(reader).assigns(reader) if value is tensor}
+        given: set[Partition | None] = {
+            self._updating.get(variable, self._impl_of(variable)).partition(variable.shape)
+            for variable, value in rule_of(reader).assigns(reader) if value is tensor}
         return given or {self._place(reader, tensor, source)}
 
     def _place(self, reader: mtf.Operation, tensor: mtf.Tensor, source: Partition) -> Partition | None:
