@@ -198,7 +198,8 @@ def _found(graph: mtf.Graph, exported: ComputationGraph, names: Sequence[str], m
     if options.get("prices") != "measured" and not is_kernel_file(machine):
         of_graph = {name: value for name, value in options.items() if name != "sharded_updates"}  # it has them
         listed = _listed(names, kind)
-        loaded = load_machine(machine, len(names), kind, **({"over": listed} if listed else {}))
+        loaded = (load_machine(machine, len(names), kind, over=listed) if listed else
+                  load_machine(machine, len(names), kind))
         return find_strategy(exported, len(names), loaded, method, **of_graph)
     if kind != "cpu":
         raise UsageError("measured prices are those of CPUs only; take roofline prices, or devices of kind cpu")
