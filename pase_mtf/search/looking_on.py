@@ -20,7 +20,7 @@ from pase_mtf.search.k_best import cheapest as in_order
 from pase_mtf.search.nearby import Nearby
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Solution, relative_gap
-from pase_mtf.search.rounding import rounding
+from pase_mtf.search.rounding import MOST_UNDECIDED, rounding
 
 __all__ = ["ROUNDING", "LookingOn", "Memory", "Within", "above", "unproven"]
 
@@ -30,9 +30,6 @@ hold, no whole one."""
 
 _TOLERANCE = 1e-10
 """Of costs, relative, with what bytes are charged: an optimum is known to this (as within the limit of one sum)."""
-
-_MOST_UNDECIDED = 1e-6
-"""Of the best cost: where, for the sake of charges, that is more, it proves nothing (as within that of one sum)."""
 
 _LESS_HASTY = 0.01
 """Relative gap at which a search within a lowered limit stops whose result others are sought from."""
@@ -180,7 +177,7 @@ class LookingOn:
                 bound, tolerance = cost - charge * self._limit - doubt, _TOLERANCE * (abs(cost) + charge * self._limit)
                 self._bound = max(self._bound, min(bound - tolerance, self._cost))
                 # Where charges dwarf costs, what is rounded off of them is more than costs differ by.
-                margin = tolerance if tolerance <= _MOST_UNDECIDED * abs(self._cost) else -tolerance
+                margin = tolerance if tolerance <= MOST_UNDECIDED * abs(self._cost) else -tolerance
                 self._complete = bound + margin >= self._cost
                 if self._done or number >= _MOST_IN_ORDER:
                     return

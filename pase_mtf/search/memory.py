@@ -29,7 +29,7 @@ from pase_mtf.search.neighbourhood import cost_at
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import Packed, least_of_each, pack, quantum, reduce
 from pase_mtf.search.registry import Progress, Solution, relative_gap
-from pase_mtf.search.rounding import as_far_as_sums_tell, rounding
+from pase_mtf.search.rounding import MOST_UNDECIDED, as_far_as_sums_tell, rounding
 
 __all__ = ["least_memory", "minimise_within"]
 
@@ -37,8 +37,6 @@ __all__ = ["least_memory", "minimise_within"]
 _PATIENCE = 10.0
 # The constrained optimum is known to this, relative to what is added up: charges for bytes are rounded as well.
 _TOLERANCE = 1e-10
-# And nothing is proven where, for the sake of charges, that is more than this of the parts of the best.
-_MOST_UNDECIDED = 1e-6
 # Assignments that are remembered, as lines that bound what multipliers can reach.
 _MOST_POINTS = 100
 # Nodes that the search at one multiplier may look at: where that does not prove its optimum, cutting memory is quicker.
@@ -333,7 +331,7 @@ class _Search:
                 number += 1
                 heapq.heappush(heap, _Node(bound, number, np.packbits(part), multiplier))
         if self.best is None or self.target <= self.unit or (
-                self.target <= _MOST_UNDECIDED * self.packed.cost(self.best.choice)[1]):
+                self.target <= MOST_UNDECIDED * self.packed.cost(self.best.choice)[1]):
             return (self.best.cost if self.best else math.inf), True
         return self.best.cost - self.target, False  # what charges round off is more than costs differ by
 

@@ -16,7 +16,11 @@ import numpy as np
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Solution, relative_gap
 
-__all__ = ["as_far_as_sums_tell", "rounding", "tolerated"]
+__all__ = ["MOST_UNDECIDED", "as_far_as_sums_tell", "rounding", "tolerated"]
+
+MOST_UNDECIDED = 1e-6
+"""Of the best's cost or parts: a search within a memory limit proves nothing where more than this is undecided, for the
+sake of what bytes are charged."""
 
 # What an addition rounds off is 2**-53 of its sum at most. A layer or an edge takes part in one of an elimination, and
 # in a few of a pass of message passing, whose potentials may be as large as some costs together: in eight of all.

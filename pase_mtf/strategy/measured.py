@@ -171,7 +171,7 @@ class MeasuredPrices:
             "method": "exact",
             "useful_devices": useful_devices(self._graph, best),
             "suggested_devices": fuller_devices(self._graph, self._meter.devices, best)})
-        if memory_limit is not None and math.isfinite(memory_limit):
+        if memory_limit is not None:
             found.search["memory_limit"] = memory_limit
         if simple_within > 0.0:
             found = simpler(found, priced, memory_limit, simple_within)

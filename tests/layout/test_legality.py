@@ -257,16 +257,20 @@ def test_what_makes_room_is_asked_again_where_other_dims_are_whole():
     assert legality.problem(rules, MESH.sizes) is None
 
 
+def _read_in_a_loop(total):
+    """What a loop makes that reads a tensor from outside in every iteration."""
+    return mtf.while_loop(
+        lambda count, _: mtf.less(count, 3), lambda count, state: [count + 1, state + mtf.tanh(total)],
+        [mtf.constant(total.mesh, 0, dtype=tf.int32), mtf.zeros(total.mesh, total.shape, total.dtype)])
+
+
 def test_a_sum_that_was_only_added_is_not_finished_before_a_loop_reads_it():
     batch, width = mtf.Dimension("batch", 4), mtf.Dimension("width", 4)
     with tf.Graph().as_default():
         builder = Builder(tf.float64)
         total, other = (mtf.reduce_sum(builder.input(name, [batch, width]), reduced_dim=width) for name in "xy")
         both = total + other
-        looped = mtf.while_loop(
-            lambda count, _: mtf.less(count, 3), lambda count, state: [count + 1, state + mtf.tanh(total)],
-            [mtf.constant(builder.mesh, 0, dtype=tf.int32), mtf.zeros(builder.mesh, [batch], tf.float64)])
-        outputs = [*looped, mtf.exp(total), both]
+        outputs = [*_read_in_a_loop(total), mtf.exp(total), both]
         legality = StockLegality(builder.graph, outputs)
         assert legality.problem({"batch": 0}, MESH.sizes) is None
         assert Verifier(builder.graph, outputs).problem(MESH, {"width": "a"}) is not None
@@ -281,10 +285,7 @@ def test_a_sum_that_is_added_to_one_over_another_dim_is_finished():
         total, other = (mtf.reduce_sum(builder.input(name, [batch, over]), reduced_dim=over)
                         for name, over in (("x", width), ("y", depth)))
         both = total + other
-        looped = mtf.while_loop(
-            lambda count, _: mtf.less(count, 3), lambda count, state: [count + 1, state + mtf.tanh(total)],
-            [mtf.constant(builder.mesh, 0, dtype=tf.int32), mtf.zeros(builder.mesh, [batch], tf.float64)])
-        outputs = [*looped, mtf.exp(total), both]
+        outputs = [*_read_in_a_loop(total), mtf.exp(total), both]
         legality = StockLegality(builder.graph, outputs)
         assert Verifier(builder.graph, outputs).problem(MESH, {"width": "a"}) is None
         assert legality.problem({"width": 0}, MESH.sizes) is None  # refused before

@@ -164,34 +164,29 @@ def test_gradients_that_are_one_tensor_are_two_transfers_on_all_ranks(monkeypatc
     assert found[0].digest() == found[1].digest()
 
 
-def test_ranks_draw_numbers_of_their_own_in_functions_of_slices():
-    """Every rank's graph counts its random nodes by itself: by that alone all ranks would draw the same."""
+def _seeds_of_ranks(draw):
+    """The seeds of the one node that a function of slices draws by, on each of two ranks of a graph with a seed."""
     devices, seeds = cluster_devices(2, 1), []
     for rank in range(2):
         with tf.Graph().as_default() as tf_graph:
             tf.set_random_seed(1)
             b = nets.Builder(tf.float32)
             x = b.input("x", [nets.dim("a", 8)])
-            mtf.slicewise(lambda t: t * tf.random.uniform(t.shape), [x], splittable_dims=x.shape.dims)
-            plan = dict.fromkeys(b.graph.operations, MeshSpec(((frozenset(["a"]), 2),), (0, 1)))
-            PlanLowering(b.graph, plan, devices, rank=Rank.of(devices, rank))
-            drawing, = (node for node in tf_graph.get_operations() if node.type == "RandomUniform")
-            seeds.append((drawing.get_attr("seed"), drawing.get_attr("seed2")))
-    assert seeds[0] != seeds[1]
-
-
-def test_numbers_with_a_seed_of_their_own_are_those_of_one_process_on_all_ranks():
-    """Only what TensorFlow counts is told apart: copies of a block that are given a seed have to stay equal."""
-    devices, seeds = cluster_devices(2, 1), []
-    for rank in range(2):
-        with tf.Graph().as_default() as tf_graph:
-            tf.set_random_seed(1)
-            b = nets.Builder(tf.float32)
-            x = b.input("x", [nets.dim("a", 8)])
-            mtf.slicewise(lambda t: t * tf.random.uniform(t.shape, seed=7), [x], splittable_dims=x.shape.dims)
+            mtf.slicewise(lambda t: t * draw(t.shape), [x], splittable_dims=x.shape.dims)
             plan = dict.fromkeys(b.graph.operations, MeshSpec(((frozenset(["a"]), 2),), (0, 1)))
             PlanLowering(b.graph, plan, devices, rank=Rank.of(devices, rank))
             drawing, = (node for node in tf_graph.get_operations() if node.type == "RandomUniform")
             seeds.append((drawing.get_attr("seed"), drawing.get_attr("seed2")))
             assert tf_graph.seed == 1
-    assert seeds == [(1, 7), (1, 7)]
+    return seeds
+
+
+def test_ranks_draw_numbers_of_their_own_in_functions_of_slices():
+    """Every rank's graph counts its random nodes by itself: by that alone all ranks would draw the same."""
+    one, other = _seeds_of_ranks(tf.random.uniform)
+    assert one != other
+
+
+def test_numbers_with_a_seed_of_their_own_are_those_of_one_process_on_all_ranks():
+    """Only what TensorFlow counts is told apart: copies of a block that are given a seed have to stay equal."""
+    assert _seeds_of_ranks(lambda shape: tf.random.uniform(shape, seed=7)) == [(1, 7), (1, 7)]

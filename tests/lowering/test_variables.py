@@ -28,6 +28,16 @@ def _over(axes):
                     tuple(range(int(np.prod(list(axes.values()))))))
 
 
+def _after(lowering, steps, variable):
+    """The value of a variable after some operations, one after another."""
+    with session() as run:
+        run.run(tf.global_variables_initializer())
+        run.run(lowering.copy_masters_to_slices())
+        for step in steps:
+            run.run(step)
+        return run.run(variable.operation.get_master())
+
+
 @pytest.mark.parametrize("assign", [mtf.assign, mtf.assign_add])
 @pytest.mark.parametrize(("axes", "updating"), [
     ({"hidden": 4}, None), ({"copy": 4}, None), ({"copy": 2, "hidden": 2}, None), ({"model": 4}, None),
@@ -152,12 +162,7 @@ def test_what_a_weight_was_is_moved_once_to_where_it_is_updated(builder, assign)
     slices = [node for node in tf.get_default_graph().get_operations() if node.type == "Slice"]
     assert len(slices) == 4
     steps = [lowering.lowered_operation(update), lowering.copy_slices_to_masters()]
-    with session() as run:
-        run.run(tf.global_variables_initializer())
-        run.run(lowering.copy_masters_to_slices())
-        for step in steps:
-            run.run(step)
-        found = run.run(w.operation.get_master())
+    found = _after(lowering, steps, w)
     np.testing.assert_allclose(found, 0.25 * builder.values("w", [8, 8]), rtol=1e-5)
 
 
@@ -172,12 +177,7 @@ def test_who_runs_one_of_two_updates_does_not_run_what_the_other_waits_for(build
     updates = [mtf.assign_sub(w.operation, mtf.gradients([loss], [w])[0] * 0.1) for loss in losses]
     lowering = PlanLowering(builder.graph, dict.fromkeys(builder.graph.operations, _over({"batch": 4})), _DEVICES)
     steps = [lowering.lowered_operation(updates[0]), lowering.copy_slices_to_masters()]
-    with session() as run:
-        run.run(tf.global_variables_initializer())
-        run.run(lowering.copy_masters_to_slices())
-        for step in steps:
-            run.run(step)
-        found = run.run(count.operation.get_master())
+    found = _after(lowering, steps, count)
     np.testing.assert_allclose(found, 0.5 * builder.values("count", []), rtol=1e-6)
 
 
