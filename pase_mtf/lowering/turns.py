@@ -68,10 +68,11 @@ class TurnTaking:
 
 
 def _entries(nodes: Sequence[tf.Operation]) -> list[tf.Operation]:
-    """Those that read something, and nothing of the others but what waits for nothing."""
+    """Those that read something, and of the others on their device nothing but what waits for nothing: what another
+    device slices for them, perhaps one of another stage, does not wait for what theirs did before."""
     inside = {node for node in nodes if node.type not in _SOURCES}
     return [node for node in nodes if node in inside and node._get_control_flow_context() is None and node.inputs
-            and not any(tensor.op in inside for tensor in node.inputs)]
+            and not any(tensor.op in inside and tensor.op.device == node.device for tensor in node.inputs)]
 
 
 def _ends(nodes: Sequence[tf.Operation]) -> dict[str, list[tf.Operation]]:

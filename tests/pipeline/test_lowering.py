@@ -302,3 +302,25 @@ def test_nothing_is_added_to_rows_that_are_kept(tmp_path):
                      for variable in graph.layers[number].variables if variable.trainable)
         longer = (more[number] - fewer[number])[PARTS.index("update"), 0]
         assert 0 < longer < 3 * nbytes / harness.MACHINE.memory_bandwidth
+
+
+def test_a_device_waits_for_its_turn_where_another_stage_slices_what_it_reads(tmp_path):
+    """Halves of a batch are sliced where the whole lies, on the device of the first stage, which has other turns."""
+    config = _config("alexnet", tmp_path)
+    with tf.Graph().as_default():
+        one = _program("alexnet", config, 4, 1, "sgd")
+        graph = export_graph(one.graph)
+        last = len(graph.layers) - 2
+        laid = (Laid(0, last, 0, 1, (Configuration(),) * last),
+                Laid(last, last + 2, 1, 2, tuple(data_parallel(graph, 2))[last:]))
+        machine = dataclasses.replace(harness.MACHINE, links=harness.MACHINE.links[1:])  # no nodes of two devices
+        pipeline = evaluate_pipeline(graph, laid, 2, "1f1b", machine)
+    with tf.Graph().as_default():
+        program = _program("alexnet", config, 8, 2, "sgd")
+        lowering = lower_pipeline(program, one, pipeline, harness.device_names(3))
+        second, first_back = ({node for node in _nodes_of(lowering, set(operations)) if node.device.endswith(":1")}
+                              for operations in (program.written.forward[1], program.written.backward[0]))
+        early = [node.name for node in second if not reached(node) & first_back]
+    assert second
+    assert first_back
+    assert not early  # of the last of two stages the second microbatch begins when the first is done
