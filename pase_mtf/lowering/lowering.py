@@ -45,15 +45,18 @@ _COMBINED: dict[Callable[..., tf.Operation], Callable[[tf.Tensor, tf.Tensor], tf
 
 
 class _NotWaitedFor(Container):
-    """Name scopes of what an assignment does not wait for: what no assignment needs, and what is made of something fed
+    """Names of nodes that an assignment does not wait for: what no assignment needs, and what is made of something fed
     that the assignment is not made of, so that who runs it alone need not feed that."""
 
     def __init__(self, lowering: PlanLowering, assignment: mtf.Operation):
         self._lowering, self._given = lowering, lowering._fed.get(assignment, 0)
 
-    def __contains__(self, scope: object) -> bool:
-        lowering = self._lowering
-        operation = lowering.scopes.get(str(scope))
+    def __contains__(self, node: object) -> bool:
+        lowering, name = self._lowering, str(node)
+        # The innermost scope tells: gradients are named after what they are of, which nobody else may need.
+        around = [name[:place + 1] for place, letter in enumerate(name) if letter == "/"]
+        scope = next((each for each in reversed(around) if each in lowering.scopes), "")
+        operation = lowering.scopes.get(scope)
         return scope in lowering.idle_scopes or (
             operation is not None and bool(lowering._fed.get(operation, 0) & ~self._given))
 
@@ -135,7 +138,7 @@ class PlanLowering(mtf.Lowering):
         flow = Flow(graph)
         self._owner_of = {tensor: flow.owner(tensor).operation for tensor in flow.carried()}
         facts = read_operations(graph, flow)
-        self._fed.update(fed_by(facts))
+        self._fed.update(fed_by(facts, step))
         phases = phases_of(graph, facts)
         self._idle.update(fact.operation for fact in facts if not fact.is_needed)
         everywhere = self._impl(MeshSpec(((frozenset(), len(devices)),), tuple(range(len(devices)))))
@@ -193,7 +196,7 @@ class PlanLowering(mtf.Lowering):
         return self._impls[spec]
 
     def not_waited_for(self, assignment: mtf.Operation) -> Container[str]:
-        """Name scopes of the nodes that an assignment does not wait for, though they hold what it changes."""
+        """Names of the nodes that an assignment does not wait for, though they hold what it changes."""
         return _NotWaitedFor(self, assignment)
 
     def _spec(self, mesh: _Mesh) -> MeshSpec:
@@ -477,7 +480,9 @@ def lower(graph: mtf.Graph, strategy: _Strategy, devices: Sequence[str], step: t
     Raises:
       MismatchError: the strategy was made for another graph, or has not one configuration per layer.
       InfeasibleError: a configuration that a layer does not support, or that uses more devices than there are.
-      UsageError: one of `devices` is no name of a device.
+      UsageError: one of `devices` is no name of a device, or there is an operation that cannot be lowered: a function
+        of slices that draws random numbers and is computed once more (`mtf.recompute_grad`), imported slices that do
+        not say which part of their tensor each is.
     """
     device_specs(devices)  # before all the rest, which takes long
     exported = export_as(graph, strategy.graph_hash)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from pase_mtf.compat import mtf, placement_mesh_impl
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import InfeasibleError, MismatchError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
@@ -75,14 +75,22 @@ class MeshSpec:
         known = getattr(mesh_impl, "spec", None)
         if isinstance(known, cls):
             return known
-        numbers = {name: number for number, name in reversed(list(enumerate(devices)))}
+        numbers = {_in_full(name): number for number, name in reversed(list(enumerate(devices)))}
         for name in mesh_impl.devices:
-            if name not in numbers:
+            if _in_full(name) not in numbers:
                 raise UsageError(f"mesh device {name!r} is not among the devices of the lowering; add it to `devices`")
-        used = tuple(numbers[name] for name in mesh_impl.devices)
+        used = tuple(numbers[_in_full(name)] for name in mesh_impl.devices)
         if len(set(used)) != len(used):
             used = tuple(range(len(used)))
         return cls.of_layout(mesh_impl.shape, mesh_impl.layout_rules, used)
+
+
+def _in_full(device: str) -> str:
+    """A device's name as TensorFlow's runtime writes it, so that /cpu:0 is /device:CPU:0; what is no name, as it is."""
+    try:
+        return str(tf.DeviceSpec.from_string(device).to_string())
+    except (TypeError, ValueError, AttributeError):
+        return device
 
 
 def specs_of_layers(computation_graph: ComputationGraph, configurations: Sequence[Configuration],

@@ -167,7 +167,7 @@ class LaidOutVariable:
 
         Args:
           assign_fn, values: of `assign_to_slices`.
-          idle: name scopes of nodes not to wait for.
+          idle: names of nodes not to wait for.
         """
         self._updated.update(scopes())
         read = self.has_read() or [None] * len(values)
@@ -268,7 +268,7 @@ class LaidOutVariable:
 def _holders(value: tf.Tensor, idle: Container[str]) -> list[tf.Operation]:
     """The nodes so far that hold the memory of a value, if copying it takes longer than to wait for so many.
 
-    Those that merely see it in another shape are looked through; those in an idle name scope are none.
+    Those that merely see it in another shape are looked through; those of an idle name are none.
     """
     context = value.op._get_control_flow_context()
     found: dict[tf.Operation, None] = {}
@@ -279,14 +279,10 @@ def _holders(value: tf.Tensor, idle: Container[str]) -> list[tf.Operation]:
                 tensors.extend(node.outputs)
             # What enters a loop is waited for outside of it by its value alone.
             elif (node.type not in ("Enter", "RefEnter") and node._get_control_flow_context() is context
-                  and not _within(node.name, idle)):
+                  and node.name not in idle):
                 found[node] = None
     nbytes = (value.shape.num_elements() or 0) * value.dtype.size
     return list(found) if nbytes >= _COPIED_MEANWHILE * len(found) else []
-
-
-def _within(name: str, scopes: Container[str]) -> bool:
-    return any(name[:position + 1] in scopes for position, letter in enumerate(name) if letter == "/")
 
 
 def _slice_variable(name: str, shape: Sequence[int], dtype: tf.DType, device: str) -> tf.Variable:

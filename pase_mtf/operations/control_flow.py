@@ -227,7 +227,9 @@ class _LoopLowering:
         options.pop("back_prop", None)
         # Who reads outside of the loop what it assigns reads it before, however often.
         again = [x for variable in self.values.values() for x in lowering.variables[variable].read_so_far()]
-        with lowering.emitter.after([*again, *(
+        # What it captures may wait in another process for an update of what it assigns, a part of which is here.
+        captured = [x for x in self.before if not isinstance(x, tf.Operation)] if self.values else []
+        with tf.control_dependencies(lowering.emitter.use(captured)), lowering.emitter.after([*again, *(
                 x for stored in before.values() for x in stored.to_laid_out_tensor().all_slices)]):
             results = lowering.emitter.while_loop(
                 self.tf_cond, self.tf_body, starts, [impl.devices for impl in self.impls], options)

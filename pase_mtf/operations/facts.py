@@ -12,7 +12,7 @@ from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.alike import Alike
 from pase_mtf.operations.flow import Flow, all_operations
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
-from pase_mtf.operations.registry import Rule, elements, rule_of, splittable_dims
+from pase_mtf.operations.registry import Rule, elements, read_by, rule_of, splittable_dims
 
 __all__ = ["ASSUMED_TRIPS", "OperationFacts", "fed_by", "needed_for_updates", "read_operations", "trains"]
 
@@ -80,7 +80,10 @@ class OperationFacts:
         """Of the whole, unsplit operation."""
         if self.like is not None:
             return self.like.flops
-        return 0.0 if self.kind == "none" else self.rule.flops(self.operation) + self._multiplied
+        if self.kind == "none" or (self.rule.nodes is not None and self.rule.flops is elements
+                                   and not self.nodes.traffic):  # a function that hands on what it is given
+            return 0.0
+        return self.rule.flops(self.operation) + self._multiplied
 
     @property
     def _multiplied(self) -> float:
@@ -238,7 +241,8 @@ def needed_for_updates(operations: Sequence[mtf.Operation]) -> list[bool]:
         found.append(is_assignment or any(id(tensor) in needed for tensor in operation.outputs)
                      or _assigns_within(operation))
         if found[-1]:
-            read = [*operation.inputs, *rule.reads(operation)]
+            # A copied function with a gradient of its own lists as inputs what was computed again, and reads none.
+            read = read_by(operation)
             loop = rule.loop(operation)
             read += [tensor for tensor, _ in loop.accumulators] if loop else []
             for dependency in rule.waits_for(operation):
@@ -253,19 +257,22 @@ def _assigns_within(operation: mtf.Operation) -> bool:
                for inner in rule_of(operation).body(operation))
 
 
-def fed_by(facts: Sequence[OperationFacts]) -> dict[mtf.Operation, int]:
+def fed_by(facts: Sequence[OperationFacts], step: tf.Tensor | None = None) -> dict[mtf.Operation, int]:
     """Operation -> what steps may be fed that it is made of, a bit each: imported tensors, slices and scalars that are
     made of more than constants; and the assignments that it waits for. What functions of slices hold besides is not
     known.
 
     Args:
       facts: of the operations of a graph.
+      step: on which the random numbers outside of loops depend, if there is one.
     """
     found: dict[mtf.Operation, int] = {}
     bit_of: dict[object, int] = {}  # of a tensor, whoever reads it: gradients multiply by a scalar once more
     for fact in facts:
         slices, loop = fact.rule.imported_slices(fact.operation), fact.rule.loop(fact.operation)
-        given = (fact.rule.imported(fact.operation), getattr(fact.operation, "_scalar", None),
+        given = (fact.rule.imported(fact.operation), step if fact.rule.is_random and not fact.loops else None,
+                 *(getattr(fact.operation, name, None) for name in ("_scalar", "_on_value", "_off_value")),
+                 *(getattr(fact.operation, "_kwargs", {}).values() if fact.rule.is_random else ()),
                  *(slices.to_laid_out_tensor().tensor_list if slices is not None else ()))
         bits = 0
         for x in given:

@@ -101,6 +101,9 @@ class Emitter(Protocol):
     def after(self, control: Iterable[object]) -> contextlib.AbstractContextManager:
         """What is made in this context waits for tensors and operations."""
 
+    def use(self, xs: Iterable[tf.Tensor]) -> Sequence[tf.Operation]:
+        """Tells that an assignment takes these as they are; what it has to wait for besides."""
+
     def group(self, operations: Sequence[tf.Operation]) -> tf.Operation:
         """One operation that runs all of them."""
 
@@ -271,7 +274,7 @@ class Lowering(Protocol):
         """Lowers an operation within this one."""
 
     def not_waited_for(self, assignment: mtf.Operation) -> Container[str]:
-        """Name scopes of the nodes that an assignment does not wait for, though they hold what it changes."""
+        """Names of the nodes that an assignment does not wait for, though they hold what it changes."""
 
     def set_tensor_lowering(self, tensor: mtf.Tensor, laid_out: LaidOut) -> None:
         """Sets what an output became."""

@@ -10,6 +10,7 @@ from pase_mtf.compat import mtf, tf
 from pase_mtf.cost.memory import strategy_memory
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.configurations import Configuration
+from pase_mtf.operations.facts import read_operations
 
 BATCH, WIDTH, HIDDEN, LAYERS = 1024, 32, 512, 6
 
@@ -209,3 +210,20 @@ def test_blocks_that_share_weights_are_one_graph_in_every_process(monkeypatch):
             mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, graph.trainable_variables)
             hashes.add(export_graph(graph).hash)
     assert len(hashes) == 1
+
+
+def test_what_a_function_with_a_gradient_of_its_own_would_compute_again_is_not_needed():
+    """In a block that is computed again it still hands on what it computed in the forward pass."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh, a = mtf.Mesh(graph, "mesh"), mtf.Dimension("a", 4)
+        weight = mtf.get_variable(mesh, "weight", [a])
+
+        def block(seen):
+            return mtf.sin(mtf.custom_gradient(mtf.tanh, lambda output_grads, **_: output_grads,
+                                               [mtf.exp(seen * weight)]))
+        x = mtf.import_tf_tensor(mesh, tf.ones([4]), mtf.Shape([a]))
+        gradients = mtf.gradients([mtf.reduce_sum(mtf.recompute_grad(block, [x]))], [weight])
+        mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, graph.trainable_variables)
+        needed = [fact.is_needed for fact in read_operations(graph) if fact.name == "tanh"]
+    assert needed == [True, False]

@@ -358,3 +358,13 @@ def test_ranks_that_answer_otherwise_or_late_are_refused():
     for answers in ([late], [[own] * 3, late]):
         with pytest.raises(MismatchError, match="did not compare its program with the others' within 5 s"):
             check(*answers)
+
+
+def test_ranks_find_the_devices_of_a_mesh_implementation_by_shorter_names():
+    full = cluster_devices(2, 1)
+    short = [device.replace("/device:CPU:", "/cpu:") for device in full]
+    with tf.Graph().as_default():
+        net = nets.build("mlp", "sgd", tf.float32)
+        impl = placement_mesh_impl.PlacementMeshImpl("all:2", "batch:all", short)
+        lowering = PlanLowering(net.graph, dict.fromkeys(net.graph.operations, impl), short, rank=Rank.of(short, 1))
+        assert list(lowering.mesh_impl(net.loss).devices) == full

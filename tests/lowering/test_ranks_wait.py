@@ -190,3 +190,22 @@ def test_ranks_draw_numbers_of_their_own_in_functions_of_slices():
 def test_numbers_with_a_seed_of_their_own_are_those_of_one_process_on_all_ranks():
     """Only what TensorFlow counts is told apart: copies of a block that are given a seed have to stay equal."""
     assert _seeds_of_ranks(lambda shape: tf.random.uniform(shape, seed=7)) == [(1, 7), (1, 7)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_loop_that_assigns_follows_the_update_that_what_it_captures_waits_for_on_all_ranks(rank):
+    """Also where what it captures comes from another rank."""
+    devices = cluster_devices(2, 1)
+    with tf.Graph().as_default() as tf_graph:
+        b = nets.Builder(tf.float32)
+        v = b.variable("v", [nets.dim("a", 8)])
+        x, start = (b.input(name, [nets.dim("a", 8)]) for name in "xs")
+        value = mtf.depend(x, [mtf.assign(v.operation, v * 0.5)])
+        count = mtf.import_tf_tensor(b.mesh, tf.constant(0), [])
+        mtf.while_loop(lambda i, _: mtf.less(i, 3),
+                       lambda i, s: [i + 1, mtf.depend(s, [mtf.assign_add(v.operation, value)])], [count, start])
+        plan = {**dict.fromkeys(all_operations(b.graph), MeshSpec(((frozenset(["a"]), 2),), (0, 1))),
+                value.operation: _on(0)}
+        PlanLowering(b.graph, plan, devices, rank=Rank.of(devices, rank))
+        loop, = (node for node in tf_graph.get_operations() if node.type in ("While", "StatelessWhile"))
+    assert any(node.type == "AssignVariableOp" and "v_slice" in node.inputs[0].op.name for node in reached(loop))

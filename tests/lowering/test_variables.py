@@ -207,3 +207,41 @@ def test_a_sum_that_one_assignment_gives_to_two_variables_is_made_once():
             return sum(node.type == "AddN" for node in tf.get_default_graph().get_operations())
 
     assert additions(True) == additions(False)
+
+
+def test_an_update_waits_for_the_gradient_of_what_no_update_needs(builder):
+    """It is named after that, and holds the weight."""
+    batch, model, hidden, out = dim("batch", 8), dim("model", 8), dim("hidden", 512), dim("out", 512)
+    x, first = builder.input("x", [batch, model]), builder.variable("first", [model, hidden])
+    last = builder.variable("last", [hidden, out])
+    product = mtf.einsum([mtf.einsum([x, first], [batch, hidden]), last], [batch, out])
+    gradients = mtf.gradients([mtf.reduce_mean(product)], [first, last])
+    for variable, gradient in zip((first, last), gradients, strict=True):
+        mtf.assign_sub(variable.operation, gradient)
+    lowering = PlanLowering(builder.graph, dict.fromkeys(builder.graph.operations, _over({"batch": 4})), _DEVICES)
+    for piece in lowering.variables[last.operation].laid_out_tensor.all_slices:
+        assign, = (node for node in piece.handle.consumers() if node.type == "AssignSubVariableOp")
+        waited = [node.name for node in assign.control_inputs if node.type == "Einsum"]
+        assert len(waited) == 1
+        assert "/gradients/" in waited[0]
+
+
+@pytest.mark.parametrize("kind", ["step", "one-hot", "deviation"])
+def test_who_fetches_one_of_two_updates_need_not_feed_what_the_other_draws_or_looks_up_by(builder, kind):
+    batch, model, hidden = dim("batch", 8), dim("model", 512), dim("hidden", 512)
+    w, x = builder.variable("w", [model, hidden]), builder.input("x", [batch, model])
+    fed = tf.placeholder(tf.int32 if kind == "step" else tf.float32, [])
+    if kind == "step":
+        factor = mtf.random_uniform(builder.mesh, x.shape)
+    elif kind == "deviation":
+        factor = mtf.random_normal(builder.mesh, x.shape, stddev=fed)
+    else:
+        factor = mtf.one_hot(builder.labels("labels", [batch], 512), model, on_value=fed, dtype=tf.float32)
+    losses = [mtf.reduce_mean(mtf.square(mtf.einsum([given, w], [batch, hidden]))) for given in (x * factor, x)]
+    updates = [mtf.assign_sub(w.operation, mtf.gradients([loss], [w])[0] * 0.1) for loss in losses]
+    lowering = PlanLowering(builder.graph, dict.fromkeys(builder.graph.operations, _over({"batch": 4})), _DEVICES,
+                            step=fed if kind == "step" else None)
+    with session() as run:
+        run.run(tf.global_variables_initializer())
+        run.run(lowering.copy_masters_to_slices())
+        run.run(lowering.lowered_operation(updates[1]))
