@@ -19,8 +19,17 @@ import numpy as np
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.lowering_key import content_of, is_of_package, names_in
 
-__all__ = ["SMALL", "CannotCopyError", "Pair", "copy_operation", "numbers_that_may_be_sizes",
-           "shrunk", "shrunk_together"]
+__all__ = [
+    "SMALL",
+    "CannotCopyError",
+    "Pair",
+    "copy_operation",
+    "may_hold_a_place",
+    "numbers_that_may_be_sizes",
+    "shrunk",
+    "shrunk_in_order",
+    "shrunk_together",
+]
 
 SMALL = 8
 """The size that a larger dim has in a copy."""
@@ -66,33 +75,64 @@ def _found_by_name(function: types.FunctionType) -> Iterator[object]:
 
 
 class _Kept(int):
-    """A number in an object of a program: a copy of the operation has the very same, whatever its sizes are."""
+    """A number in an object of a program, in the text of a function or in an array: a copy of the operation has the
+    very same, whatever its sizes are."""
+
+
+class _SizeOf(int):
+    """The size of a dim: a copy of the operation has another one where the dim is one of the operation's tensors."""
+
+    pair: Pair
+
+
+def _size_of(dim: mtf.Dimension) -> _SizeOf:
+    size = _SizeOf(dim.size)
+    size.pair = dim.name, dim.size
+    return size
+
+
+def _stays(number: int, pairs: Collection[Pair]) -> bool:
+    """Whether a copy of an operation with these dims has the very same number, whatever its sizes are."""
+    if isinstance(number, _SizeOf):
+        return number.pair not in pairs
+    return isinstance(number, _Kept) or number not in {size for _, size in pairs}
 
 
 def _settings(value: object) -> Iterator[object]:
-    """What an object of a program holds, by itself, in slots or by its classes; their functions left out."""
+    """What an object of a program holds, by itself, in slots or by its classes; of their functions that which calling
+    the object runs."""
     yield from getattr(value, "__dict__", {}).values()
     for cls in type(value).__mro__:
         for name, found in vars(cls).items() if _is_of_program(cls.__module__) else ():
             if isinstance(found, types.MemberDescriptorType):
                 yield getattr(value, name, None)
-            elif not name.startswith("__") and isinstance(
-                    found, (int, np.integer, np.ndarray, list, tuple, set, frozenset, dict)):
+            elif name == "__call__" or (not name.startswith("__") and isinstance(
+                    found, (int, np.integer, np.ndarray, list, tuple, set, frozenset, dict))):
                 yield found
 
 
 def _numbers(value: object, depth: int = 0, seen: set[int] | None = None) -> Iterator[int]:
-    """The integers that a value holds, dims left out. What functions find by name is looked at anew, however deep they
-    lie, once for every function (`seen`)."""
+    """The integers that a value holds. What functions find by name is looked at anew, however deep they lie, once for
+    every function (`seen`)."""
     seen = set() if seen is None else seen
-    if depth > 5 or isinstance(value, (bool, str, bytes, mtf.Dimension, mtf.Shape, mtf.Tensor, mtf.Operation)):
+    if depth > 5 or isinstance(value, (bool, str, bytes, mtf.Tensor)):
         return
     inner: Iterable[object] = ()
-    if isinstance(value, (int, np.integer)):
+    if isinstance(value, mtf.Dimension):
+        yield _size_of(value)
+    elif isinstance(value, mtf.Shape):
+        inner = value.dims
+    elif isinstance(value, mtf.Operation):  # that which it is the gradient of, say
+        if id(value) not in seen:
+            seen.add(id(value))
+            inner = [held for name, held in vars(value).items() if name not in _OWN]
+    elif isinstance(value, (int, np.integer)):
         yield int(value)
     elif isinstance(value, np.ndarray):
         if value.dtype.kind in "iu":
-            yield from map(int, np.unique(value))
+            yield from map(_Kept, np.unique(value).tolist())
+    elif isinstance(value, (slice, range)):
+        yield from map(_Kept, _numbers((value.start, value.stop, value.step), depth + 1, seen))
     elif isinstance(value, (list, tuple, set, frozenset)):
         inner = value
     elif isinstance(value, dict):
@@ -102,13 +142,18 @@ def _numbers(value: object, depth: int = 0, seen: set[int] | None = None) -> Ite
     elif isinstance(value, types.CodeType):
         inner = value.co_consts
     elif isinstance(value, types.FunctionType):
-        inner = (value.__code__, value.__defaults__, value.__kwdefaults__, *map(content_of, value.__closure__ or ()))
+        inner = (value.__defaults__, value.__kwdefaults__, *map(content_of, value.__closure__ or ()))
+        yield from map(_Kept, _numbers(value.__code__, depth + 1, seen))
         if id(value) not in seen and _is_of_program(str(value.__globals__.get("__name__", ""))):
             seen.add(id(value))
             for found in _found_by_name(value):
-                yield from _numbers(found, 0, seen)
+                yield from map(_Kept, _numbers(found, 0, seen))
     elif isinstance(value, types.MethodType):
-        inner = (value.__self__, value.__func__)
+        inner = (value.__self__,)
+        yield from map(_Kept, _numbers(value.__func__, depth + 1, seen))
+    elif type(value).__module__ == "functools":  # of a function or a property that is cached, the function
+        for name in ("__wrapped__", "func", "args", "keywords"):
+            yield from map(_Kept, _numbers(getattr(value, name, None), depth + 1, seen))
     elif id(value) not in seen and (
             isinstance(value, types.SimpleNamespace) or _is_of_program(str(type(value).__module__))):
         seen.add(id(value))
@@ -121,11 +166,11 @@ def _numbers(value: object, depth: int = 0, seen: set[int] | None = None) -> Ite
 def numbers_that_may_be_sizes(operation: mtf.Operation) -> set[int]:
     """The numbers above `SMALL` that an operation holds and that are no size of its dims, or that stand in the text of
     its class or beside it: what it finds by the names of its module."""
-    sizes = {size for tensor in (*operation.inputs, *operation.outputs) for size in tensor.shape.to_integer_list}
+    pairs = {(dim.name, dim.size) for tensor in (*operation.inputs, *operation.outputs) for dim in tensor.shape.dims}
     held = [number for name, value in vars(operation).items() if name not in _OWN for number in _numbers(value)]
     written = {number for value in _class_values(operation) for number in _numbers(value)}
-    written |= {int(number) for number in held if isinstance(number, _Kept) or number not in sizes}
-    return {number for number in written if number > SMALL}
+    written |= {number for number in held if _stays(number, pairs)}
+    return {int(number) for number in written if number > SMALL}
 
 
 class _Copying:
@@ -170,10 +215,10 @@ class _Copying:
             return self.operation(value, depth + 1)
         if isinstance(value, (bool, str, bytes, float, complex, type)) or value is None:
             return value
-        if isinstance(value, int):
+        if isinstance(value, (int, np.integer)):
             if value in self._ambiguous:
                 raise CannotCopyError(f"it holds {value}, which is the size of several dims")
-            return self._numbers.get(value, value)
+            return self._numbers[int(value)] if value in self._numbers else value
         if isinstance(value, (np.ndarray, tf.Tensor)):
             if any((size or 0) > SMALL for size in np.shape(value)):
                 raise CannotCopyError(f"it holds an array of shape {tuple(np.shape(value))}")
@@ -195,7 +240,7 @@ class _Copying:
                                      **self.value(value.keywords, depth))
         if isinstance(value, types.MethodType):
             return types.MethodType(value.__func__, self.value(value.__self__, depth))
-        if isinstance(value, types.FunctionType) and (value.__closure__ or value.__defaults__):
+        if isinstance(value, types.FunctionType) and (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
             return self._function(value, depth)
         return value
 
@@ -253,6 +298,22 @@ def copy_operation(operation: mtf.Operation, inputs: Sequence[mtf.Tensor], sizes
 def shrunk(pairs: Collection[Pair], kept: Collection[Pair]) -> dict[Pair, int]:
     """Small sizes for all dims but those that keep theirs."""
     return {pair: pair[1] if pair in kept else min(pair[1], SMALL) for pair in pairs}
+
+
+def may_hold_a_place(operation: mtf.Operation) -> bool:
+    """Whether an operation holds a number that is the size of one of its dims and less than that of another: it may as
+    well be a place in that one."""
+    sizes = {size for tensor in (*operation.inputs, *operation.outputs) for size in tensor.shape.to_integer_list}
+    held = {number for name, value in vars(operation).items() if name not in _OWN for number in _numbers(value)
+            if not isinstance(number, _SizeOf)}
+    return any(SMALL < number < max(sizes) for number in held & sizes)
+
+
+def shrunk_in_order(pairs: Collection[Pair], kept: Collection[Pair]) -> dict[Pair, int]:
+    """As `shrunk`, but larger dims stay larger: what is a place in the original is one in the copy."""
+    larger = sorted({pair[1] for pair in pairs if pair not in kept and pair[1] > SMALL})
+    return {pair: min(pair[1], SMALL << larger.index(pair[1])) if pair not in kept and pair[1] > SMALL else size
+            for pair, size in shrunk(pairs, kept).items()}
 
 
 def shrunk_together(pairs: Collection[Pair], kept: Collection[Pair]) -> Iterator[dict[Pair, int]]:

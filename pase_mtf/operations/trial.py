@@ -23,8 +23,10 @@ from pase_mtf.operations.copying import (
     CannotCopyError,
     Pair,
     copy_operation,
+    may_hold_a_place,
     numbers_that_may_be_sizes,
     shrunk,
+    shrunk_in_order,
     shrunk_together,
 )
 from pase_mtf.operations.lowering_key import content_of, lowering_key
@@ -41,8 +43,8 @@ _SUMMED = "_tried_sum"
 _MOST_DIMS = 6
 # Shards into which a dim is split at most.
 _MOST_PARTS = 32
-# Operations and lists within each other whose arrays are looked at.
-_DEEPEST = 4
+# Operations and lists within each other whose arrays are looked at: as deep as `lowering_key` takes values apart.
+_DEEPEST = 7
 _WRONG = "tried, it gives wrong values"
 
 
@@ -141,7 +143,9 @@ def _attempts(operation: mtf.Operation) -> Iterator[dict[Pair, int]]:
     by_name = [{pair for pair in pairs if pair[0] == name} for name in dict.fromkeys(name for name, _ in pairs)]
     kept = (*({*base, pair} for pair in pairs if pair not in base), *(base | alike for alike in by_name), set(pairs))
     seen: list[dict[Pair, int]] = []
-    for sizes in (shrunk(pairs, base), *shrunk_together(pairs, base), *(shrunk(pairs, keep) for keep in kept)):
+    in_order = [shrunk_in_order(pairs, base)] if may_hold_a_place(operation) else []
+    for sizes in (*in_order, shrunk(pairs, base), *shrunk_together(pairs, base), *(
+            shrunk(pairs, keep) for keep in kept)):
         elements = sum(math.prod(sizes[dim.name, dim.size] for dim in tensor.shape.dims)
                        for tensor in (*operation.inputs, *operation.outputs))
         if sizes not in seen and elements <= _MOST_ELEMENTS:

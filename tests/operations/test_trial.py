@@ -405,3 +405,28 @@ class _FilteredByAFunction(own.Same):
 def test_operations_whose_functions_hold_other_arrays_are_tried_each(x):
     assert try_operation(_FilteredByAFunction(x, [0.0, 1.0, 0.0])).splits == ("batch", "width")
     assert try_operation(_FilteredByAFunction(x, [0.25, 0.5, 0.25])).splits == ("batch",)
+
+
+@pytest.mark.parametrize("kind", [int, np.int64])
+def test_a_place_that_is_the_size_of_another_dim_is_not_taken_for_granted(x, kind):
+    """With one small size for both dims, all elements would be before the place, split or not."""
+    found = try_operation(own.Masked(x, kind(4096)))
+    assert (found.splits, found.untried) == (("batch",), "")
+    assert found.whole == {"width": "tried, it gives wrong values"}
+
+
+def _within(function):
+    return lambda t: function(t)
+
+
+class _FilteredWithin(_FilteredByAFunction):
+    """Its function stands behind others."""
+
+    def __init__(self, x, taps):
+        super().__init__(x, taps)
+        self._function = _within(_within(_within(self._function)))
+
+
+def test_operations_that_differ_in_an_array_deep_within_are_tried_each(x):
+    assert try_operation(_FilteredWithin(x, [0.0, 1.0, 0.0])).splits == ("batch", "width")
+    assert try_operation(_FilteredWithin(x, [0.25, 0.5, 0.25])).splits == ("batch",)
