@@ -62,8 +62,13 @@ def lowering_key(operation: mtf.Operation) -> Hashable:
 def function_key(function: Callable) -> Hashable | None:
     """Equal for functions that make the same of slices of the same shapes, whatever graph they are of and whenever that
     is. None where nobody can say, or where a key would hold on to more than code and settings."""
+    found = list(_globals(function))
+    # A key has no more than the shape of most arrays; where one holds a rate of 0, a function draws no numbers.
+    if any(isinstance(held, np.ndarray) and not _is_compared(held)
+           for value in (function, *(value for _, value in found)) for held in held_by(value)):
+        return None
     key = _key(function), tuple([(name, _library(value) if isinstance(value, types.ModuleType) else _key(value))
-                                 for name, value in _globals(function)])
+                                 for name, value in found])
     return key if _lasts(key) else None
 
 
@@ -225,9 +230,7 @@ def _key(value: object, depth: int = 0) -> Hashable:
     if isinstance(value, tf.Tensor):
         return "tf", value.dtype, str(value.shape)
     if isinstance(value, np.ndarray):
-        # Few whole numbers are axes, an order of dims, paddings: what is made depends on them.
-        few = value.dtype.kind in "biu" and value.size <= _FEW
-        return "array", value.shape, str(value.dtype), tuple(value.ravel().tolist()) if few else ()
+        return "array", value.shape, str(value.dtype), tuple(value.ravel().tolist()) if _is_compared(value) else ()
     if depth > _DEEPEST:
         return _Itself(value)
     if isinstance(value, (list, tuple)):
@@ -247,6 +250,11 @@ def _key(value: object, depth: int = 0) -> Hashable:
     except TypeError:
         return _Itself(value)
     return type(value), value
+
+
+def _is_compared(array: np.ndarray) -> bool:
+    """Few whole numbers are axes, an order of dims, paddings: what is made depends on them."""
+    return array.dtype.kind in "biu" and array.size <= _FEW
 
 
 def content_of(cell: types.CellType) -> object:

@@ -6,6 +6,7 @@ import numbers
 from collections.abc import Mapping
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.errors import UsageError
 from pase_mtf.graph.layer_operation import REPEAT
 from pase_mtf.operations.protocols import Lowering, StockDemands
 from pase_mtf.operations.registry import Rule, add_rules, always, names_of
@@ -57,6 +58,9 @@ def _lower_constant(op: mtf.ops.Constant, lowering: Lowering) -> None:
         whole = tf.constant(op._value, output.dtype, output.shape.to_integer_list)
         lowering.set_tensor_lowering(output, impl.import_tf_tensor(output, whole))
         return
+    if output.dtype.is_integer and op._value % 1:  # NumPy would cut it off; stock lowering stops there, too
+        raise UsageError(f"operation {op.name}: {op._value} is no {output.dtype.name}; give a whole number, or make "
+                         "the constant of a floating type")
     shape = tuple(impl.slice_shape(output.shape))
     lowering.set_tensor_lowering(output, impl.per_device(
         lambda device: lowering.emitter.constant(device, op._value, output.dtype, shape)))

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from pase_mtf.compat import mtf, tf
+from pase_mtf.compat import mtf, op_def_registry, tf
 from pase_mtf.operations.lowering_key import function_key, text_key
 from pase_mtf.operations.nodes import Nodes, run_count
 from pase_mtf.operations.products import products_of
@@ -77,8 +77,11 @@ def draws_anew(operation: mtf.SlicewiseOperation) -> bool:
 def _trace_draws(operation: mtf.SlicewiseOperation) -> bool:
     with tf.Graph().as_default() as graph:
         operation._tf_fn(*(tf.placeholder(tensor.dtype, tensor.shape.to_integer_list) for tensor in operation.inputs))
-        return any(node.op_def.is_stateful and {"seed", "seed2"} <= {attribute.name for attribute in node.op_def.attr}
-                   and not (node.get_attr("seed") or node.get_attr("seed2")) for node in graph.get_operations())
+        definition = graph.as_graph_def()
+    # What functions and branches of TensorFlow run stands beside the graph.
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    return any({"seed", "seed2"} <= set(node.attr) and not (node.attr["seed"].i or node.attr["seed2"].i)
+               and op_def_registry.get(node.op).is_stateful for node in nodes)
 
 
 class MadeEarly(NamedTuple):
@@ -185,7 +188,9 @@ def _trace(function: Callable, operation: mtf.SlicewiseOperation, gradients: Seq
         known = {tensor.ref() for tensor in (*given, *results)}
         inner = max((_bytes([x]) for node in moving for x in node.outputs if x.ref() not in known), default=0)
         besides = inner if inner > max((_bytes([x]) for x in results), default=0) else 0
-    return Nodes(max(len(run), 1), max(traffic, ends) / max(ends, 1), float(runs), products.flops, products.kind,
+    # What is handed on as it is, or in another shape, nobody copies.
+    times = max(traffic, ends) / max(ends, 1) if moving or not results else 0.0
+    return Nodes(max(len(run), 1), times, float(runs), products.flops, products.kind,
                  float(besides), any(node.op_def.is_stateful for node in made))
 
 

@@ -49,6 +49,12 @@ def _hands_on(operation: mtf.Operation) -> bool:
     return bool(rule_of(operation).waits_for(operation)) or isinstance(operation, mtf.ops.PrintOperation)
 
 
+def _differs(operation: mtf.Operation) -> bool:
+    """Whether it is a function of slices that does something else every time: it draws random numbers, or prints."""
+    nodes = rule_of(operation).nodes
+    return nodes is not None and nodes(operation, {}).is_stateful
+
+
 def _lead_to(tensors: Iterable[mtf.Tensor], given: Iterable[mtf.Tensor]) -> tuple[list[mtf.Operation],
                                                                                   set[mtf.Tensor]]:
     """(the operations that make some tensors, in an order in which they can run; those of the given that they read).
@@ -73,7 +79,7 @@ def _lead_to(tensors: Iterable[mtf.Tensor], given: Iterable[mtf.Tensor]) -> tupl
         elif operation not in done:
             rule = rule_of(operation)
             if (tensor.size > _MOST_ELEMENTS or rule.is_variable or rule.loop(operation) or not is_known(operation)
-                    or rule.is_random or (rule.holds_others and not _hands_on(operation))):
+                    or rule.is_random or (rule.holds_others and not _hands_on(operation)) or _differs(operation)):
                 raise _NotStaticError
             stack.append((tensor, True))
             stack += [(source, False) for source in operation.inputs]

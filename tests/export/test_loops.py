@@ -310,3 +310,12 @@ def test_what_layouts_per_layer_gain_is_told_of_loops_of_unknown_length_too(buil
     looped = mtf.while_loop(lambda _, t: mtf.less(mtf.reduce_sum(t), 9.0), lambda i, t: [
         i + 1, mtf.rename_dimension(mtf.einsum([t, w], [a, c]), "c", "b")], [_start(builder), state])[1]
     assert "gives the body of a loop one layout" in str(find_layout(builder.graph, 2, [looped], "h100"))
+
+
+def test_a_function_of_slices_that_draws_numbers_tells_no_iterations(builder):
+    state = builder.input("state", [dim("a", 4)])
+    _relu_in(builder, lambda i, _: mtf.slicewise(
+        lambda t: tf.less(tf.random.uniform([]), 0.9), [i], mtf.Shape([]), tf.bool, []), [_start(builder), state])
+    assert _trips(builder)["inside"] == 1
+    (assumed,) = export_graph(builder.graph).meta["assumed"]
+    assert "while_loop" in assumed

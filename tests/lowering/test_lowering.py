@@ -1,5 +1,7 @@
 """The regression test that matters: random layouts for every operation train as stock Mesh-TF does on one device."""
 
+import itertools
+
 import harness
 import numpy as np
 import pytest
@@ -7,8 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nets import NETS, one_device, random_plan, train_net
 
-from pase_mtf.compat import tf
+from pase_mtf.compat import mtf, tf
+from pase_mtf.errors import UsageError
 from pase_mtf.graph.configurations import enumerate_configurations
+from pase_mtf.lowering.lowering import PlanLowering
+from pase_mtf.lowering.mesh_spec import MeshSpec
+from pase_mtf.lowering.plans import uniform_plan
+from pase_mtf.operations.flow import all_operations
 
 # Adam divides by the root of the second moment: a rounding error in a gradient near zero is as large as the gradient,
 # and the weight moves by the learning rate either way. The losses do not feel it.
@@ -103,3 +110,28 @@ def test_adafactor_trains_as_one_device_does():
     _same(got.outputs, want.outputs, 1e-5)
     harness.assert_same(got.changes, want.changes, 1e-5)
     harness.assert_same(got.variables, want.variables, 1e-5)
+
+
+@pytest.mark.parametrize("value", [0.5, float("nan")])
+def test_a_constant_that_its_type_cannot_hold_is_refused(value):
+    """As under stock Mesh-TensorFlow; it is not cut off."""
+    with tf.Graph().as_default():
+        graph, devices = mtf.Graph(), harness.device_names(2)
+        mtf.constant(mtf.Mesh(graph, "mesh"), value, mtf.Shape([mtf.Dimension("a", 4)]), tf.int32)
+        with pytest.raises(UsageError, match=f"constant: {value} is no int32"):
+            PlanLowering(graph, uniform_plan(graph, "all:2", "a:all", devices), devices)
+
+
+def _by_turns(graph):
+    """One operation in halves of the batch, the next in thirds."""
+    specs = [MeshSpec(((frozenset({"batch"}), parts), (frozenset(), 6 // parts)), tuple(range(6))) for parts in (2, 3)]
+    return dict(zip(all_operations(graph), itertools.cycle(specs), strict=False))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_halves_and_thirds_train_as_one_device_does(shared):
+    """Of a batch of six on six devices: what one operation makes is read by the next in blocks that overlap in part."""
+    got = train_net("large_sums", "sgd", tf.float64, harness.planned(_by_turns, 6, shared_memory=shared))
+    want = one_device("large_sums", "sgd", tf.float64)
+    _same([got.losses, *got.outputs], [want.losses, *want.outputs], 1e-9)
+    harness.assert_same(got.variables, want.variables)

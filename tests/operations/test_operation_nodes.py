@@ -11,7 +11,7 @@ from pase_mtf.operations import tracing
 from pase_mtf.operations.einsum import largest_besides, product_of
 from pase_mtf.operations.facts import read_operations
 from pase_mtf.operations.nodes import Nodes
-from pase_mtf.operations.tracing import MadeEarly, made_early, traced_nodes
+from pase_mtf.operations.tracing import MadeEarly, draws_anew, made_early, traced_nodes
 
 
 @pytest.fixture
@@ -268,3 +268,23 @@ def test_a_slice_of_one_dim_is_in_place_where_its_ends_are_aligned(x):
     flat = mtf.import_tf_tensor(x.mesh, tf.ones([64]), mtf.Shape([mtf.Dimension("flat", 64)]))
     assert nodes_of(mtf.slice(flat, 16, 32, "flat").operation) == Nodes(1, 0.0)
     assert nodes_of(mtf.slice(flat, 8, 32, "flat").operation).traffic > 0.0
+
+
+@pytest.mark.parametrize("handed_on", [mtf.identity, lambda x: _slicewise(lambda x: tf.reshape(x, [4, 8]), x)],
+                         ids=["identity", "reshape"])
+def test_a_function_that_hands_on_what_it_is_given_copies_nothing(x, handed_on):
+    assert nodes_of(handed_on(x).operation) == Nodes(1, 0.0)
+    exported = [operation for layer in export_graph(x.mesh.graph).layers for operation in layer.operations
+                if operation.type == "SlicewiseOperation"]
+    assert [(operation.flops, operation.traffic) for operation in exported] == [(0.0, 0.0)]
+
+
+def _noisy(seed):
+    return tf.function(lambda x: x + tf.random.uniform([4, 8], seed=seed))
+
+
+def test_numbers_that_functions_and_branches_of_tensorflow_draw_are_seen(x):
+    def branched(x):
+        return tf.cond(tf.reduce_sum(x) > 0.0, lambda: x + tf.random.uniform([4, 8]), lambda: x)
+    assert [draws_anew(_slicewise(function, x).operation) for function in (_noisy(None), branched, _noisy(3))] == [
+        True, True, False]
