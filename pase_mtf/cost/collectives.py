@@ -96,7 +96,8 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
             rings = np.where(large, size, 1.0)
             nodes = rings * (2.0 * size - 2.0) + np.where(large, 4.0 * size, 0.0)
             messages = rings * (2.0 * size - 2.0)
-            blocks = np.where(large, 7.0, 3.0) * size
+            # Sums meet at the two in the middle of a ring, which both add; of an odd number at one.
+            blocks = np.where(large, 7.0, 3.0) * size - 3.0 * (size % 2)
         each = machine.with_overhead(blocks * nbytes / link.bandwidth, nodes) + messages * link.latency
         return np.where(size > 1, each * devices / size, 0.0)
     left: np.ndarray = np.asarray(nbytes, np.float64)

@@ -165,8 +165,10 @@ def _stock_seconds(source: DistinctShardings, target: DistinctShardings, nbytes:
     joined, split = np.where(members > 1, 1, joined), np.where(pairs.any(axis=2), 1, split)
     splits = (split > 1).sum(axis=2)
     block = nbytes / (shards.prod(axis=2) * split.prod(axis=2))  # of a device, when all is split
-    # The place of a shard is computed, then it is sliced.
-    seconds = machine.with_overhead((splits > 0) * 2.0 * block / machine.memory_bandwidth, 4.0 * splits)
+    # One slice each: the places of shards are constants once the graph is optimized, and computed once for all that
+    # are split alike before. Slices of the first dim lie in memory as they are.
+    sliced = (split[..., 1:] > 1).any(axis=2)
+    seconds = machine.with_overhead(sliced * 2.0 * block / machine.memory_bandwidth, 1.0 * splits)
     exchanged = _exchange_seconds(block[..., None] * members, members, machine)
     seconds = seconds + np.where(members > 1, exchanged, 0.0).sum(axis=2)
     # Outer axes are joined first, and what is joined then is larger every time.
@@ -222,43 +224,65 @@ def _count_own(rows: np.ndarray, columns: np.ndarray, source_devices: np.ndarray
 
 
 @compiled
-def _slices_and_concatenations(shards: np.ndarray, wanted: np.ndarray, among: bool,
+def _slices_and_concatenations(shards: np.ndarray, wanted: np.ndarray, among: bool, alone: bool,
                                ) -> tuple[float, float, float]:  # pragma: no cover (compiled)
     """How one pair of shardings is lowered: (how many times the tensor is copied, nodes, blocks that are concatenated
     beyond the first of each).
 
-    Blocks are sliced one dim after the other, and concatenated one dim after the other; each time those are copied that
-    are cut or put together (all, where one number of shards divides the other), but for slices of the first dim, which
-    lie in memory as they are. `among`: every device of the target holds some of what it needs.
+    A block whose pieces are alike is sliced one dim after the other; of others each piece is a slice of its own, and
+    where several devices hold a block they share in that: then pieces are copied once, however many dims cut them.
+    Blocks are concatenated one dim after the other. What is cut or put together is copied, but for slices of the first
+    dim, which lie in memory as they are. `among`: every device of the target holds some of what it needs; `alone`: no
+    two devices of the source hold the same.
     """
     blocks, made, pieces, finer = 1.0, 1.0, 1.0, among
     for dim in range(len(shards)):
         blocks *= shards[dim]
         made *= wanted[dim]
         finer = finer and wanted[dim] % shards[dim] == 0
-    copied, nodes, slicing, joining = 0.0, 0.0, blocks, made
+    copied, nodes, joining = 0.0, 0.0, made
     if finer and made > blocks:  # whoever makes a block has what it is cut out of, and slices it by one node
         return (0.0 if made / blocks == wanted[0] / shards[0] else 1.0), made, 0.0
+    # Blocks whose pieces are alike, these pieces, how often they are copied and by how many nodes; the pieces of all
+    # blocks; of the first dim the shards, and those with other pieces; of the dims behind it, what none of them cuts.
+    even, parts, passes, splits, grid, first, odd, behind = 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0
     for dim in range(len(shards)):
         common = gcd(shards[dim], wanted[dim])
         cells = shards[dim] + wanted[dim] - common
+        cut, alike, each = 0.0, 0.0, 1.0
         if cells > shards[dim]:
-            cut = min(shards[dim], wanted[dim] - common)  # of thirds that become halves the middle one alone
-            copied += cut / shards[dim] if dim else 0.0
-            # Equal pieces of a block are made by one node, others by one each.
-            nodes += slicing * (1.0 if common == shards[dim] else (cells - shards[dim] + cut) / shards[dim])
-            slicing *= cells / shards[dim]
+            cut = float(min(shards[dim], wanted[dim] - common))  # of thirds that become halves the middle one alone
+            if common == shards[dim]:
+                alike, each = cut, cells / shards[dim]
+            elif alone and wanted[dim] // common % 2 == 0 and wanted[dim] < 2 * shards[dim]:
+                alike, each = float(common), 2.0  # that is cut into halves, which its one device makes by one node
+        left = shards[dim] - cut
+        kept = left + alike
+        passes = passes * kept + (even * alike if dim else 0.0)
+        splits = splits * kept + parts * alike
+        even *= kept
+        parts *= left + alike * each
+        grid *= cells
+        if dim:
+            behind *= left
+        else:
+            odd, first = shards[dim] - kept, float(shards[dim])
         if cells > wanted[dim]:
             joined = min(wanted[dim], shards[dim] - common) / wanted[dim]  # of halves that become thirds the middle one
             copied += joined
             nodes += joining * joined
             joining *= cells / wanted[dim]
             pieces *= cells / wanted[dim]
-    return copied, nodes, made * (pieces - 1.0)
+    if alone:
+        copied += (passes + blocks - even - odd * behind) / blocks
+    else:
+        copied += 1.0 - behind * first / blocks
+    return copied, nodes + splits + grid - parts, made * (pieces - 1.0)
 
 
 @compiled
 def _slices_and_concatenations_of_all(source_shards: np.ndarray, target_shards: np.ndarray, among: np.ndarray,
+                                      alone: np.ndarray,
                                       ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # pragma: no cover (compiled)
     """`_slices_and_concatenations` of all pairs, each float64 [R, C]."""
     rows, columns = len(source_shards), len(target_shards)
@@ -266,7 +290,7 @@ def _slices_and_concatenations_of_all(source_shards: np.ndarray, target_shards: 
     for row in range(rows):
         for column in range(columns):
             copied[row, column], nodes[row, column], joined[row, column] = _slices_and_concatenations(
-                source_shards[row], target_shards[column], among[row, column])
+                source_shards[row], target_shards[column], among[row, column], alone[row])
     return copied, nodes, joined
 
 
@@ -294,5 +318,6 @@ class _Copies:
         if len(pairs.new):
             self._own = np.concatenate((self._own, _count_own(pairs.new[:, 0], pairs.new[:, 1], *source, *target)))
         own = np.zeros(pairs.number.shape) if elsewhere else self._own[pairs.number]
-        copied, nodes, joined = _slices_and_concatenations_of_all(source.shards, target.shards, own == target.devices)
+        copied, nodes, joined = _slices_and_concatenations_of_all(
+            source.shards, target.shards, own == target.devices, source.devices == source.shards.prod(axis=1))
         return copied, nodes, target.devices - own + joined

@@ -47,7 +47,8 @@ def copying(source: Sharded, target: Sharded, parts: int = 0) -> Copying:
     """What lowering copies (`lowering.reshard`), or Mesh-TF itself, which makes the same slices.
 
     Blocks are sliced one dim after the other; slices of the first dim lie in memory as they are. Where a device slices
-    less than all of its block, each piece is one node. Blocks are concatenated innermost dim first.
+    less than all of its block, or pieces that differ, each piece is one node. Blocks are concatenated innermost dim
+    first.
 
     Args:
       source: R shardings of a tensor of T dims where it is made.
@@ -81,13 +82,19 @@ def _sliced(shards: np.ndarray, wanted: np.ndarray,
     """(Fraction of the tensor that a device reads and writes to slice its block, nodes), of so many devices at the
     target as there is one at the source."""
     blocks, made, pieces, grid = 1.0, 1.0, 1.0, 1.0
-    passes, nodes = 0.0, 0.0
+    passes, nodes, alike, halved = 0.0, 0.0, True, True
     for dim in range(len(shards)):
         blocks *= shards[dim]
         made *= wanted[dim]
-        cells = shards[dim] + wanted[dim] - gcd(shards[dim], wanted[dim])
+        common = gcd(shards[dim], wanted[dim])
+        cells = shards[dim] + wanted[dim] - common
         grid *= cells
         if cells > shards[dim]:
+            # Of thirds that become halves the one that is cut is cut into halves.
+            alike = alike and (common == shards[dim] or wanted[dim] == 2 * common)
+            # Of those that become quarters the middle one is, and no other: it has most to copy.
+            halved = halved and (common == shards[dim] or (
+                wanted[dim] // common % 2 == 0 and wanted[dim] < 2 * shards[dim]))
             if dim:
                 passes += 1.0
                 nodes += pieces
@@ -98,6 +105,8 @@ def _sliced(shards: np.ndarray, wanted: np.ndarray,
         return 0.0, 0.0
     if share < 1.0 / blocks:
         passes, nodes = 1.0, np.ceil(share * grid)
+    elif not alike:
+        passes, nodes = (passes if halved else 1.0), pieces
     return 2.0 * share * passes, nodes
 
 

@@ -258,6 +258,8 @@ def _without_names(key: Hashable, numbers: dict[str, int]) -> Hashable:
             return "dim", numbers.setdefault(name, len(numbers)), size
         case "shape", tuple(dims):
             return "shape", tuple((numbers.setdefault(name, len(numbers)), size) for name, size in dims)
+        case ("_splittable_dims" | "_unsplittable_dims") as which, (_, frozenset() as dims):  # of the shapes before
+            return which, frozenset(numbers.get(name, name) for name in dims)
     return tuple(_without_names(entry, numbers) for entry in key)
 
 

@@ -365,3 +365,4 @@ def test_a_shift_beyond_the_end_of_its_dim(offset, wrap, devices):
     for found in (crossing.under_layout(program, devices, "hidden:all"),
                   crossing.under_strategy(program, devices, crossing.split("hidden"))):
         assert found.priced == pytest.approx(found.received)
+        assert (found.received > 0) == (wrap and offset % DIMS["hidden"].size != 0)

@@ -229,6 +229,8 @@ def _copied(source, target, shape):
             nodes += count
             count *= split
             copied += dim > 0
+    if len(cells) < source.devices:  # those that hold the same share its pieces, which each are sliced once
+        copied = min(copied, 1)
     ends = _blocks(source, shape), _blocks(target, shape)
     if len(ends[1]) <= len(ends[0]) and all(need <= have for have, need in zip(*ends, strict=False)):
         # Each maker slices what it needs out of what it has, by one node.

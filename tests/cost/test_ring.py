@@ -13,6 +13,8 @@ from pase_mtf.cost.signature import layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings, dim_positions
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration
+from pase_mtf.lowering.equal_nodes import first_of_equal
+from pase_mtf.lowering.nodes import kernel_of
 from pase_mtf.machine.machine import Link, Machine
 
 _KINDS = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e9)
@@ -92,3 +94,39 @@ def test_sums_are_made_by_elements_of_any_size(itemsize):
         assert _summed(elements, itemsize, stock) == pytest.approx(operations)
     messages = dataclasses.replace(COUNTING, overhead=0.0, links=(Link(8, 1e30, 1.0),), shared_cores=False)
     assert _summed(20_000, itemsize, Reshardings(messages)) == pytest.approx(14)
+
+
+@pytest.mark.parametrize("elements", [8, 1026, 2048, 4095])
+@pytest.mark.parametrize("group", [2, 3, 4, 5, 7, 8])
+def test_an_all_reduce_is_priced_by_what_its_operations_read_and_write(group, elements):
+    """Of an odd number of devices one in the middle adds, of an even number two do."""
+    with tf.Graph().as_default() as graph:
+        impl = placement_mesh_impl.PlacementMeshImpl(
+            mtf.convert_to_shape(f"a:{group}"), [], [f"/device:CPU:{number}" for number in range(group)])
+        impl.allreduce(impl.LaidOutTensor([tf.placeholder(tf.float32, [elements]) for _ in range(group)]), [0], "SUM")
+        copied = sum(tensor.shape.num_elements() for node in graph.get_operations()
+                     if node.type in ("AddV2", "Split", "ConcatV2")
+                     for tensor in (*node.inputs, *node.outputs) if tensor.shape.rank)
+    machine = dataclasses.replace(COUNTING, overhead=0.0, links=(Link(8, 4.0, 0.0),))  # a second is an element
+    priced = allreduce_seconds(np.array([4.0 * elements]), np.array([[float(group)]]), np.array([group]), machine,
+                               stock=True)
+    assert priced[0] == pytest.approx(copied)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_split_is_priced_by_what_it_slices(dim):
+    """The place of a shard is computed once for all that are split alike; slices of the first dim are no copies."""
+    run = []
+    with tf.Graph().as_default() as graph:
+        impl = placement_mesh_impl.PlacementMeshImpl(
+            mtf.convert_to_shape("a:3"), [], [f"/device:CPU:{number}" for number in range(3)])
+        for _ in range(2):
+            impl.allsplit(impl.LaidOutTensor([tf.placeholder(tf.float32, [48, 48]) for _ in range(3)]), 0, dim)
+            run.append(sum(kernel_of(node) is not None for node in first_of_equal(graph.get_operations())))
+    ends = [DistinctShardings(np.array([3]), np.array([shards]), np.array([[1, 1]]), np.zeros(1, np.int32))
+            for shards in ([1, 1], [3, 1] if dim == 0 else [1, 3])]
+    priced = Reshardings(COUNTING, stock=True).seconds(*ends, (48, 48), 1)
+    assert priced[0, 0] == pytest.approx(run[1] - run[0])
+    copying = dataclasses.replace(COUNTING, memory_bandwidth=1.0, overhead=0.0)
+    copied = Reshardings(copying, stock=True).seconds(*ends, (48, 48), 1)
+    assert copied[0, 0] == pytest.approx(2 * 48 * 48 if dim else 0.0)

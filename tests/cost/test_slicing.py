@@ -210,3 +210,39 @@ def test_of_a_part_that_several_hold_each_slices_its_own_where_memory_is_shared(
                  ((4, 2), (2, 1), (1, 1)), ((2, 4), (1, 1), (1, 1))):
         lowered, priced = _in_shared_memory((8, 8, 8), halves, Partition(halves.devices, cuts))
         assert priced == pytest.approx(lowered), cuts
+
+
+@pytest.mark.parametrize(("source", "target"), [
+    (((1, 1), (1, 1), (2, 1)), ((1, 1), (2, 3), (3, 1))),  # halves of one dim are cut unevenly along another
+    (((3, 2), (2, 1), (1, 1)), ((2, 3), (3, 1), (1, 1))),  # thirds and halves cross
+    (((3, 2), (2, 1), (1, 1)), ((2, 3), (1, 1), (1, 1)))])  # one device has the middle third, and halves it
+def test_pieces_that_differ_are_sliced_once_where_memory_is_shared(source, target):
+    lowered, priced = _in_shared_memory((12, 12, 12), *(Partition(tuple(range(6)), cuts) for cuts in (source, target)))
+    assert priced == pytest.approx(lowered)
+
+
+def test_those_that_hold_the_same_slice_each_piece_once_where_memory_is_shared():
+    """Half of them have nothing of what they need."""
+    source, target = (Partition(tuple(range(8)), cuts) for cuts in (
+        ((2, 4), (1, 1), (1, 1)), ((2, 1), (2, 4), (2, 2))))
+    lowered, priced = _in_shared_memory((8, 8, 8), source, target)
+    assert priced[0] == pytest.approx(lowered[0])
+    assert priced[1] <= lowered[1]
+
+
+def test_pieces_that_differ_are_sliced_once():
+    """The middle third is cut into halves, and each of these unevenly."""
+    shape, devices = (24, 24, 24), tuple(range(6))
+    source, target = (Partition(devices, cuts) for cuts in (
+        ((1, 1), (3, 2), (2, 1)), ((1, 1), (2, 3), (3, 1))))
+    found = _copied(shape, source, lambda tensors, emitter: move(tensors, source, target, shape, emitter))
+    assert found[0] == pytest.approx(_priced(source, target, shape)[0][0])
+
+
+def test_the_middle_third_is_sliced_dim_by_dim_where_it_alone_is_cut_into_halves():
+    """Thirds become quarters: of the others each piece is a slice of its own."""
+    shape, devices = (24, 24, 24), tuple(range(12))
+    source, target = (Partition(devices, cuts) for cuts in (
+        ((4, 3), (3, 1), (1, 1)), ((1, 1), (4, 3), (3, 1))))
+    found = _copied(shape, source, lambda tensors, emitter: move(tensors, source, target, shape, emitter))
+    assert found[0] == pytest.approx(_priced(source, target, shape)[0][0])  # half of it was priced

@@ -205,12 +205,23 @@ def test_equal_nodes_of_a_layer_are_told_once(again, sigmoids):
     assert sum(times for kernel, times in told.items() if kernel.operation == "Sigmoid") == sigmoids
 
 
-def test_layers_that_are_alike_are_looked_at_once():
+def test_layers_that_are_alike_are_looked_at_once(monkeypatch):
+    """Those of a stack, whose dims have names of their own."""
+    looked, look = [], GraphKernels.layer
+    monkeypatch.setattr(GraphKernels, "layer", lambda self, number, configuration: (
+        looked.append(number), look(self, number, configuration))[1])
     with tf.Graph().as_default():
-        net = build("transformer", "adam", tf.float32)
+        net = Builder(tf.float32)
+        rows, old = dim("batch", 8), dim("width0", 16)
+        h = net.input("x", [rows, old])
+        for number in range(1, 5):
+            new = dim(f"width{number}", 16)
+            h, old = mtf.tanh(mtf.einsum([h, net.variable(f"w{number}", [old, new])], mtf.Shape([rows, new]))), new
         graph = export_graph(net.graph)
         source = GraphKernels(net.graph, graph)
         keys = [source.alike(number) for number in range(len(graph.layers))]
+        KnownKernels(graph, source).look(data_parallel(graph, 2))
+    assert len(looked) == len(set(keys)) < len(keys)
     for number, layer in enumerate(graph.layers):
         for other in range(number):
             if keys[number] == keys[other]:
