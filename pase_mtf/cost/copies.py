@@ -72,6 +72,12 @@ def moved(edge: Edge, source: Configuration, target: Configuration, shared: bool
         arrived = sliced if shared else max(sliced, nbytes)
         return Moved(nbytes, needed, True, sliced + nbytes if concats > 1 else arrived)
     if not shared:
+        # What is shown keeps the block; of a sum every device makes its own piece.
+        if in_place and shown and pieces > 1 and all(source.shards(name) == 1 for name in edge.pending):
+            # Where devices need parts of others' blocks these arrive beside their own.
+            own = all(of_held == 1 or stride == of_needed // of_held * finer for (of_held, stride), (of_needed, finer)
+                      in zip(held, needed, strict=True))
+            return Moved(0.0 if own else block, needed, False, 0.0)
         return Moved(nbytes, needed, True, sliced)
     if not shown:  # the middle third of halves is put together, beside its pieces and what is cut for others
         joined = nbytes if any(of_needed % of_held for of_held, of_needed in counts) else 0.0

@@ -110,6 +110,7 @@ class _Lives:
         self.begin[tensor] = place[step]
         self.end = self.begin.copy()
         self.waiting = steps.waiting.copy()
+        self._shown = steps.is_shown.copy()
         self.lies_in = np.arange(len(self._nbytes))
         self._read()
         self._ended = frozenset(self._add_up())
@@ -135,6 +136,13 @@ class _Lives:
         self.copy_end = np.full(len(steps.copies.name), -1)
         np.minimum.at(self.copy_begin, copy, place[read])
         np.maximum.at(self.copy_end, copy, np.maximum(place, done)[read])
+        # What shows a copy keeps it, and may be shown itself.
+        last = np.full(len(self._nbytes), -1)
+        np.maximum.at(last, steps.copies.name, self.copy_end)
+        for shown, copied in reversed(steps.shows):
+            name = steps.copies.name[copied]
+            self.copy_end[copied] = max(self.copy_end[copied], last[shown])
+            last[name] = max(last[name], self.copy_end[copied])
         self.copy_begin[steps.is_variable[steps.copies.name]] = 0
         self._updated = dict[mtf.Operation, int]()
         for variable, step, source in sorted(steps.assigned, key=lambda entry: int(self._place[entry[1]])):
@@ -240,6 +248,7 @@ class _Lives:
                     lies_in[output], end[source] = source, end[output]
                     begin[output] = end[output] = -1
                     self.waiting[source] |= self.waiting[output]
+                    self._shown[source] |= self._shown[output]
                     break
         self.begin, self.end, self.lies_in = np.array(begin, int), np.array(end, int), np.array(lies_in, int)
 
@@ -279,7 +288,7 @@ class _Lives:
         """Of every tensor the last place at which its own layer needs it, where all is known of it: what others read
         otherwise than it lies they have as copies."""
         steps = self._steps
-        known = (self.begin >= 0) & ~self.waiting & ~steps.of_waiting & ~steps.is_shown
+        known = (self.begin >= 0) & ~self.waiting & ~steps.of_waiting & ~self._shown
         last = np.where(known, self.begin, -1)
         output = np.flatnonzero(self.lies_in != np.arange(len(last)))
         output = output[known[self.lies_in[output]]]

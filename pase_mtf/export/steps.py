@@ -149,6 +149,8 @@ class Steps:
         there are all.
       of_waiting: of each tensor, whether an update makes it of such a gradient.
       is_shown: of each tensor, whether another shows it, or may do so: what loops hand on.
+      shows: (tensor, copy): a tensor that shows what its layer has of another, and that, as its place in `copies`; in
+        the order of the steps.
       is_variable: of each tensor, whether it is what a variable holds.
       products: (step, source): the product that a reduction makes may be written over what its own layer has made.
       over: see there.
@@ -186,6 +188,7 @@ class Steps:
         self.assigned: list[tuple[mtf.Operation, int, int]] = []
         self.early: list[Early] = []
         self.over: list[Over] = []
+        self.shows: list[tuple[int, int]] = []
         for step, fact in enumerate(running):
             makes += [(step, tensor) for tensor in self._step(step, fact)]
         self.loops = self._turning_loops(running)
@@ -276,6 +279,9 @@ class Steps:
                 self._views[self.tensors.of(tensor)] = self._lies_in(source)
                 if fact.rule.is_same:
                     self._same[self.tensors.of(tensor)] = self.same(self.tensors.of(source))
+                else:
+                    copy = self.same(self.tensors.of(source)), self._layers.get(id(operation), -1)
+                    self.shows.append((self.tensors.of(tensor), self._copies[copy]))
             outputs = []
         return [self.tensors.of(tensor) for tensor in outputs]
 
