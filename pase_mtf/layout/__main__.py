@@ -146,6 +146,9 @@ def _answer(argv: Sequence[str]) -> int:
     if rest := read_words(_FLAGS, argv[:end]):
         raise UsageError(f"unexpected argument {rest[0]!r}; flags begin with --, and the program's own arguments "
                          "follow a -- by itself")
+    for name in ("graph", "machine", "output"):
+        if (given := _FLAGS[name].value) is not None:
+            _FLAGS[name].value = os.path.expanduser(given)  # which no shell does behind "="
     # What the program prints while it builds its graph is not the answer.
     with contextlib.redirect_stdout(sys.stderr):
         found = _run(argv[end + 1:])

@@ -187,13 +187,22 @@ def find_layout_by_kernels(built: BuiltGraph, exported: ComputationGraph | None,
     asked = [cost for cost in (own, data_parallel, *compared) if cost is not None]
     usable, bound = _candidates(one, judge, [cost for cost in asked if request.allows(cost)],
                                 asked)
+    if not usable and math.isfinite(one.search.bound):
+        # Time or patience was over before one was found: what is fixed, and nothing else, may be the answer.
+        fixed = one.judge("fixed", one.meshes[0], {
+            dim: axis for dim, axis in request.fixed.items() if axis is not None})
+        if request.allows(fixed):
+            judge.measure(fixed)
+            usable = [judge.cost(fixed)]
     if not usable:
         raise InfeasibleError(one.why_nothing())
     best = usable[0]
+    one.check_split(best)
     # Rules that do not lower may not even be legible.
     shown = {judge.effect(cost) for cost in (best, *asked) if not cost.problem}
     others = [cost for cost in usable if judge.effect(cost) not in shown]
-    gap = gap_above(min(bound, judge.still_true * one.search.bound), best.seconds)
+    bound = min(bound, judge.still_true * one.search.bound) if request.searched(best) else 0.0
+    gap = gap_above(bound, best.seconds)
     report = judge.report(best)
     return Layout(
         best=dataclasses.replace(best, name="best"), graph_name=request.name, devices=request.devices,

@@ -188,11 +188,9 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
             best = dataclasses.replace(other, name="best")
     if best is None:
         raise InfeasibleError(one.why_nothing())
-    if request.devices > 1 and not any(candidate.axis_of for candidate in found) and not best.layout_rules:
-        problem = one.why_no_split()
-        if problem:
-            raise InfeasibleError(f"{request.name}: no dim can be split over {request.devices} devices; {problem}")
-    gap = gap_above(one.search.bound, best.seconds)
+    if not any(candidate.axis_of for candidate in found):
+        one.check_split(best)
+    gap = gap_above(one.search.bound if request.searched(best) else 0.0, best.seconds)
     return Layout(
         best=best, graph_name=request.name, devices=request.devices,
         machine_name=request.machine.name, machine_source=request.machine.source,

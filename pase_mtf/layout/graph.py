@@ -17,7 +17,7 @@ from pase_mtf.layout.legality import Problem, StockLegality
 from pase_mtf.layout.own_classes import own_class_notes
 from pase_mtf.layout.request import Request
 from pase_mtf.layout.search import Candidate, Search
-from pase_mtf.layout.space import MeshShape, mesh_shapes, parse_mesh_shape, parse_rules, rules_text
+from pase_mtf.layout.space import MeshShape, expressible, mesh_shapes, parse_mesh_shape, parse_rules, rules_text
 from pase_mtf.layout.verify import Verifier
 from pase_mtf.operations.registry import rule_of
 from pase_mtf.search.budget import Budget
@@ -158,6 +158,8 @@ class GraphSearch:
           UsageError: the rules name no dim that the graph has.
         """
         self.check_given(shape, rules)
+        # What no string can say of dims that are not there stands in a note (`unknown_dims`).
+        rules = {dim: axis for dim, axis in rules.items() if dim in self._legality.sizes or expressible(dim)}
         axis_of = {dim: shape.names.index(axis) for dim, axis in rules.items() if dim in self._legality.sizes}
         problem = self._legality.problem(axis_of, shape.sizes) or (
             self._verify(shape, rules) if verifier is None else verifier.problem(shape, rules))
@@ -262,6 +264,16 @@ class GraphSearch:
             if all(problems) and not dim.startswith("_"):
                 reasons.append(str(problems[-1]))
         return "; ".join(reasons[:5]) or "name the dims of its tensors"
+
+    def check_split(self, best: LayoutCost) -> None:
+        """Refuses an answer that splits nothing where nothing can be split: it is no choice.
+
+        Raises:
+          InfeasibleError: names dims, and why they cannot be split.
+        """
+        if self.request.devices > 1 and not best.layout_rules and (problem := self.why_no_split()):
+            raise InfeasibleError(f"{self.request.name}: no dim can be split over {self.request.devices} devices; "
+                                  f"{problem}")
 
     def of_program(self, costs: Iterable[LayoutCost]) -> tuple[str, ...]:
         """What trying the program's own Operation classes showed, which of these layouts were kept out by those that

@@ -53,7 +53,10 @@ def _untried_note(untried: dict[type, list[tuple[mtf.Operation, Trial]]]) -> str
         why.append(f"{cls.__name__} ({reason})")
         names = sorted({name for operation, _ in entries for name in names_of(operation)
                         if not name.startswith("_anonymous_")})
-        stub += [f"    from {cls.__module__} import {cls.__qualname__.partition('.')[0]}",
-                 f"    pase_mtf.register_operation({cls.__qualname__}, splittable=[])  # some of: {', '.join(names)}"]
+        # What is defined in a function is known there alone.
+        outer, _, name = cls.__qualname__.rpartition("<locals>.")
+        stub += [f"    # in {outer.rstrip('.')} of {cls.__module__}, behind the class:" if outer else
+                 f"    from {cls.__module__} import {name.partition('.')[0]}",
+                 f"    pase_mtf.register_operation({name}, splittable=[])  # some of: {', '.join(names)}"]
     return (f"note: not known to be legal: {', '.join(why)}; their dims stay whole; say before the search which may be "
             "split:\n" + "\n".join(stub))

@@ -89,6 +89,15 @@ def _structure(operations: Iterable[mtf.Operation], number: dict[mtf.Tensor, int
             number.setdefault(tensor, len(number))
 
 
+def _may_be_given_more(function: object) -> bool:
+    """Whether a decorator stands between a function and who calls it, which may give it what it needs (as
+    `gin.configurable` does): calling it tells. What `layout.named` puts around a function gives it nothing."""
+    inner = getattr(function, "__wrapped__", None)
+    if getattr(function, "__globals__", {}).get("__name__") == "pase_mtf.layout.named":
+        return _may_be_given_more(inner)
+    return inner is not None
+
+
 class Program:
     """A function that builds a graph.
 
@@ -118,12 +127,15 @@ class Program:
             self.arguments = _ARGUMENTS
         required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty
                     and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)]
-        unknown = [name for name in required if name not in _ARGUMENTS]
-        if unknown:
-            raise UsageError(f"{self._name} needs arguments ({', '.join(unknown)}); "
-                             "give a function that takes none but mesh_shape and layout")
+        self._lacking = [name for name in required if name not in _ARGUMENTS]
+        if self._lacking and not _may_be_given_more(build_graph):
+            raise self._needs()
         self.has_defaults = all(name in parameters and name not in required for name in self.arguments)
         self._defaults = {name: parameters[name].default for name in self.arguments if name in parameters}
+
+    def _needs(self) -> UsageError:
+        return UsageError(f"{self._name} needs arguments ({', '.join(self._lacking)}); "
+                          "give a function that takes none but mesh_shape and layout")
 
     def build_first(self, mesh: MeshShape | None, devices: int) -> tuple[BuiltGraph, tf.Graph]:
         """The graph for the layout that its arguments have by default, which is priced in any case; where they name
@@ -198,7 +210,12 @@ class Program:
     def _call(self, given: Mapping[str, str], reads: Reads | None) -> BuiltGraph:
         result = None
         with capture_graph() as captured, placeholder_masters(), shared_scalars(), quick_scopes(), uncollected():
-            result = self._build_graph(**given)
+            try:
+                result = self._build_graph(**given)
+            except TypeError as error:  # its decorator gives it nothing, either
+                if " missing " in str(error) and any(repr(name) in str(error) for name in self._lacking):
+                    raise self._needs() from error
+                raise
         if captured.found:
             with contextlib.nullcontext() if reads is None else reads.paused():
                 return BuiltGraph(captured.graph, [], reads, captured.own)

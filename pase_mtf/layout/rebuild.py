@@ -196,6 +196,12 @@ class _Trials:
         if layout in self.trials:
             return
         try:
+            layout.parsed()
+        except UsageError:  # no string gives it, and programs are called with strings
+            self.trials[layout] = _Trial(LayoutCost(
+                "", *layout, 0.0, {}, {}, "layout rules cannot mention the name of one of its dims"), None)
+            return
+        try:
             with tf.Graph().as_default():
                 build = self._build(layout)
                 search = build.graph.search
@@ -302,6 +308,11 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
             break
         trials.try_layout(layout)
     bound = trials.try_candidates()
+    if request.expired() and not trials.usable() and math.isfinite(bound):
+        # Time was over before one was found: what is fixed, and nothing else, may be the answer.
+        trials.try_layout(_Strings.of(first_graph.search.meshes[0], {
+            dim: axis for dim, axis in request.fixed.items() if axis is not None}))
+        bound = trials.try_candidates()
     usable = trials.usable()
     if not usable:
         if request.expired():
@@ -312,19 +323,23 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
                                      "lower under it; fix the mesh shape")
     best = trials.trials[usable[0]]
     assert best.graph is not None  # it lowers there
-    gap = gap_above(bound, best.cost.seconds)
+    if len(trials.graphs) == 1 and not first_graph.problem:  # of other graphs other dims may divide
+        first_graph.search.check_split(best.cost)
+    gap = gap_above(bound if request.searched(best.cost) else 0.0, best.cost.seconds)
     notes = (f"note: the graph depends on its layout; this is the best of {len(usable)} layouts whose graphs were "
              "built",) if gap > 1e-9 else ()
     unknown = [f"note: {note}" for (shape, rules), layout in zip(request.compare, compared, strict=True)
                for note in (trials.trials[layout].graph or first_graph).search.unknown_dims(shape, rules)]
-    asked = [trials.cost(layout, name) for layout, name in ((data_parallel, "data parallel"), (own, "own")) if layout]
+    given = tuple(trials.cost(layout, f"given {number}") for number, layout in enumerate(compared, 1))
+    named = ((data_parallel, "data parallel"), (own, "own"))
+    asked = [*(trials.cost(layout, name) for layout, name in named if layout), *given]
     return Layout(
         best=trials.cost(usable[0], "best"), graph_name=request.name, devices=request.devices,
         machine_name=request.machine.name, machine_source=request.machine.source,
         device_bytes=request.machine.memory_bytes,
         data_parallel=trials.cost(data_parallel, "data parallel") if data_parallel else None,
         own=trials.cost(own, "own") if own else None,
-        compared=tuple(trials.cost(layout, f"given {number}") for number, layout in enumerate(compared, 1)),
+        compared=given,
         alternatives=_alternatives(trials, {usable[0], *compared, *filter(None, (own, data_parallel))}),
         search={"seconds": best.graph.search.seconds, "export_seconds": best.graph.search.export_seconds,
                 "optimal": gap <= 1e-9, "gap": gap, "builds": trials.builds, "graphs": len(trials.graphs),

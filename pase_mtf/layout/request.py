@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pase_mtf.amounts import bytes_text, needed_text, parse_bytes
 from pase_mtf.errors import UsageError, shortened
 from pase_mtf.layout.layout import LayoutCost
-from pase_mtf.layout.space import GivenLayout, MeshShape, parse_layout, parse_mesh_shape, parse_rules
+from pase_mtf.layout.search import Candidate
+from pase_mtf.layout.space import MAX_AXES, GivenLayout, MeshShape, parse_layout, parse_mesh_shape, parse_rules
 from pase_mtf.layout.verify import Memo
 from pase_mtf.machine.machine import Machine
 
@@ -60,6 +61,14 @@ class Request:
         return ((self.mesh is None or mesh == self.mesh)
                 and all(rules.get(dim) == axis for dim, axis in self.fixed.items())
                 and all(rules.get(one) == rules.get(other) for one, other in self.together))
+
+    def searched(self, cost: LayoutCost) -> bool:
+        """Whether all layouts of its kind compete with a legible one: of more axes than the search considers there are
+        those alone that somebody names, and so it is with dims that nobody knows to be right."""
+        mesh = parse_mesh_shape(cost.mesh_shape)
+        rules = parse_rules(cost.layout_rules, mesh)
+        effect = Candidate(0.0, mesh, {dim: mesh.names.index(axis) for dim, axis in rules.items()}).effect
+        return not cost.doubt and (self.mesh is not None or len(effect) <= MAX_AXES)
 
     def expired(self) -> bool:
         """Whether there is no time left."""

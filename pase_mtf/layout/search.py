@@ -30,8 +30,8 @@ _PATIENCE = 2000
 _REPEATED = 200
 # For looking on within a memory limit where nothing is proven at once: of every mesh shape, and its layouts follow.
 _SECONDS_WITHIN = 0.5
-# Of sums of bytes, relative.
-_ROUNDING = 1e-9
+# Of sums of bytes, relative: of what devices hold, no whole byte (as `search.looking_on.ROUNDING`).
+_ROUNDING = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)

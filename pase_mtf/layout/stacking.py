@@ -71,16 +71,21 @@ class Stacking:
             size = group[0].shape.size
             whole, count = (max(1, min(_MOST_ELEMENTS // size, most // slices)) for slices in (
                 size, impl.slice_size(group[0].shape)))
-            if whole > 1:
+            if any(variable in self._named for variable in _stacked(group, whole)):
                 continue
-            for begin in range(0, len(group) if count > 1 else 0, count):
-                stacked = group[begin:begin + count]
-                for variable in stacked if len(stacked) > 1 else ():
-                    if variable in self._named:
-                        return self._named[variable].operation, (
-                            f"mtf.Lowering stacks {variable.name} with others of its shape, and then it is not found; "
-                            "mtf.Lowering(…, autostack=False) lifts that")
+            for variable in _stacked(group, count):
+                if variable in self._named:
+                    return self._named[variable].operation, (
+                        f"mtf.Lowering stacks {variable.name} with others of its shape, and then it is not found; "
+                        "mtf.Lowering(…, autostack=False) lifts that")
         return None
+
+
+def _stacked(group: list[mtf.Operation], count: int) -> Iterator[mtf.Operation]:
+    """Those of variables of one shape that are put into one with others, where so many go into one at most."""
+    for begin in range(0, len(group) if count > 1 else 0, count):
+        stacked = group[begin:begin + count]
+        yield from stacked if len(stacked) > 1 else ()
 
 
 def _read_anew(operations: Iterable[mtf.Operation]) -> Iterator[_Named]:

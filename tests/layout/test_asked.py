@@ -76,3 +76,50 @@ def test_what_is_explained_is_one_name():
                 found.explain(wrong)
     with pytest.raises(UsageError, match=r"^format: style=.*is no str"):
         found.format(["flags"])
+
+
+def test_a_byte_above_the_limit_is_no_rounding(monkeypatch):
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron()
+        search = find_layout(graph, 4, [loss], FLAT)._search
+    monkeypatch.setattr(search.costs, "peak_memory", lambda *layout: (2e9, 0))
+    for limit, fits in ((2e9, True), (2e9 - 1, False)):
+        search.memory_limit = limit
+        assert search.fits(search.meshes[0], {}) is fits
+
+
+def test_what_is_given_with_more_axes_than_are_searched_is_not_proven():
+    """Of five dims of size 2 over 16 devices four can be split: those that were given, or better ones."""
+    def build():
+        graph = mtf.Graph()
+        mesh, dims = mtf.Mesh(graph, "mesh"), [mtf.Dimension(name, 2) for name in "abcde"]
+        small, large = (mtf.import_tf_tensor(mesh, tf.zeros([2, 2, 2, 2, odd.size]), mtf.Shape([*four, odd]))
+                        for four, odd in ((dims[:4], mtf.Dimension("few", 15)),
+                                          (dims[1:], mtf.Dimension("many", 1501))))
+        return graph, [mtf.square(small), mtf.square(large)]
+    given = find_layout(build, 16, machine=FLAT, compare=["w:2;x:2;y:2;z:2;a:w;b:x;c:y;d:z"])
+    assert given.layout_rules == "a:w;b:x;c:y;d:z"
+    better = find_layout(build, 16, machine=FLAT, mesh_shape="w:2;x:2;y:2;z:2")
+    assert better.search["optimal"]
+    assert better.seconds < given.seconds
+    assert not given.search["optimal"]
+    assert "proven optimal" not in str(given)
+
+
+def test_a_dim_that_no_rule_can_mention_costs_no_program_the_answer():
+    def build(mesh_shape, layout):
+        graph = mtf.Graph()
+        x = mtf.import_tf_tensor(mtf.Mesh(graph, "mesh"), tf.ones([8, 8]),
+                                 mtf.Shape([mtf.Dimension("my batch", 8), mtf.Dimension("narrow", 8)]))
+        return graph, [mtf.reduce_sum(mtf.square(x))]
+    found = find_layout(build, 4, machine=FLAT, compare=[("all:4", {"my batch": "all"})])
+    assert "layout rules cannot mention" in found.compared[0].problem
+    assert not found.best.problem
+
+
+def test_a_dim_of_another_model_that_no_rule_can_mention_is_a_note():
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron()
+        found = find_layout(graph, 4, [loss], FLAT, compare=[("all:4", {"batch": "all", "their dim": "all"})])
+    assert (found.compared[0].layout_rules, found.compared[0].problem) == ("batch:all", "")
+    assert any("'their dim' is no dim of the graph" in note for note in found.notes)

@@ -311,3 +311,14 @@ def test_a_dim_that_no_rule_can_mention(cache_dir, timed_kernels):
                         compare=[("all:4", {"my batch": "all"})])
     assert "layout rules cannot mention this name" in found.compared[0].problem
     assert found.seconds > 0
+
+
+def test_where_no_dim_can_be_split_it_is_told(cache_dir, timed_kernels):
+    with pytest.raises(InfeasibleError, match="no dim can be split over 3 devices"):
+        find_layout(build, 3, prices="measured", measure_seconds=600)
+
+
+def test_without_time_what_is_fixed_is_an_answer(cache_dir, timed_kernels):
+    found = find_layout(build, 4, prices="measured", time_limit=1e-9, fixed={"hidden": "rows"})
+    assert (found.layout_rules, found.best.problem) == ("hidden:rows", "")
+    assert not found.search["optimal"]

@@ -390,3 +390,17 @@ def test_what_an_import_says_is_one_line(program, tmp_path, capsys):
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith("error: --graph=their_program:build_graph: importing their_program failed: "
                                            "ImportError: one line and another; import it")
+
+
+def test_a_file_in_the_home_folder(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, out, err = run(capsys, "--graph=none:none", "--mesh=2", "--output=~/none/layout.txt")
+    assert (code, out) == (2, "")
+    assert f"there is no folder {tmp_path}/none; " in err
+
+
+def test_a_program_in_the_home_folder(program, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, out, err = run(capsys, "--graph=~/their_program.py:build_graph", "--mesh=8", "--machine=h100")
+    assert code == 0, err
+    assert out.startswith("--mesh_shape=")

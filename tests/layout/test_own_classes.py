@@ -119,3 +119,24 @@ def test_a_lowering_that_goes_through_the_devices_lowers():
         made = _OnEachDevice(mtf.tanh(b.input("x", [BATCH, WIDTH]))).outputs
         found = find_layout(b.graph, 4, made, FLAT, compare=["all:4;batch:all"])
     assert not found.compared[0].problem
+
+
+def test_a_program_that_takes_its_layout_is_told_of_every_layout_that_was_kept_out():
+    def build(mesh_shape, layout):
+        made = program(own.FixedSize, batch=dim("batch", 2**20))
+        return made.graph, [made.loss]
+    notes = "\n".join(find_layout(build, 4, machine=FLAT, compare=["a:2;b:2;batch:a"]).notes)
+    why = "was kept out: not known to be legal under it: FixedSize"
+    assert f"warning: data parallel (all:4;batch:all) {why}" in notes
+    assert f"warning: given 1 (a:2;b:2;batch:a) {why}" in notes
+
+
+def test_a_class_of_a_function_is_registered_where_it_is_defined():
+    class Local(own.Noisy):
+        """No import reaches it."""
+    with tf.Graph().as_default():
+        made = program()
+        text = str(find_layout(made.graph, 4, [made.loss, *Local(made.loss).outputs], FLAT))
+    assert "\n    pase_mtf.register_operation(Local, splittable=[])" in text
+    assert f"of {__name__}, behind the class:\n" in text
+    assert f"from {__name__} import" not in text

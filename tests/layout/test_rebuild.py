@@ -1,5 +1,6 @@
 """Programs whose graph depends on mesh and layout."""
 
+import functools
 import itertools
 
 import pytest
@@ -440,3 +441,36 @@ def test_a_batch_that_no_rule_can_mention():
     found = find_layout(build_graph, 4, machine=FLAT, compare=["all:4;hidden:all"])
     assert found.data_parallel.problem
     assert not found.best.problem
+
+
+def test_where_no_dim_can_be_split_a_program_is_told_so_as_a_graph_is():
+    def build_graph(mesh_shape="", layout=""):
+        return dense(batch=7, hidden=9)
+    for build in (build_graph, lambda: build_graph()):
+        with pytest.raises(InfeasibleError, match=r"no dim can be split over 5 devices; .*size 7 does not divide by 5"):
+            find_layout(build, 5, machine=FLAT)
+
+
+def test_a_decorator_may_give_a_function_what_it_needs():
+    """As gin does: it keeps the signature of what it wraps."""
+    def configured(function):
+        @functools.wraps(function)
+        def inner():
+            return function(16)
+        return inner
+
+    @configured
+    def build_graph(hidden):
+        return dense(hidden=hidden)
+    assert find_layout(build_graph, 4, machine=FLAT).devices == 4
+
+
+def test_a_decorator_that_gives_nothing_is_seen_through():
+    def timed(function):
+        @functools.wraps(function)
+        def inner(*args, **kwargs):
+            return function(*args, **kwargs)
+        return inner
+    build_graph = timed(lambda params: dense())
+    with pytest.raises(UsageError, match=r"needs arguments \(params\); give a function"):
+        find_layout(build_graph, 4, machine=FLAT)

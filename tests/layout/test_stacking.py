@@ -44,7 +44,16 @@ def not_named(b):
     return [mtf.reduce_mean(mtf.add_n([b.variable(name, [WIDTH]) for name in ("one", "other", "third")]))]
 
 
-@pytest.mark.parametrize("build", [read_anew, assigned_in_a_loop, of_other_shapes, not_named])
+def last_read_anew(b):
+    """The last of three is read once more: whole, the other two are stacked, and it is not."""
+    depth = dim("depth", 64)
+    *others, last = [b.variable(name, [ROWS, depth]) for name in ("one", "other", "third")]
+    x = b.input("x", [BATCH, depth])
+    y = mtf.einsum([x, mtf.read_variable(last.operation) + mtf.add_n([*others, last])], [BATCH, ROWS])
+    return [mtf.reduce_mean(y)]
+
+
+@pytest.mark.parametrize("build", [read_anew, last_read_anew, assigned_in_a_loop, of_other_shapes, not_named])
 @pytest.mark.parametrize("layout", [("all:8", "batch:all"), ("all:8", "rows:all"), ("a:4;b:2", "rows:a;width:b"),
                                     ("all:2", "rows:all"), ("all:1", "rows:all"), ("all:8", "")])
 def test_as_stock_lowering(build, layout):

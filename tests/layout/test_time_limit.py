@@ -123,3 +123,13 @@ def test_what_is_over_before_is_not(monkeypatch):
     with Progress("words") as line:
         line.say("export of 5 operations")
     assert not shown.getvalue()
+
+
+@pytest.mark.parametrize("fixed", [{"hidden": "rows"}, {"width": None, "batch": None}])
+def test_without_time_what_is_fixed_is_an_answer_of_a_program_that_takes_its_layout(fixed):
+    best = find_layout(build_for, 4, machine=FLAT, fixed=fixed)
+    found = find_layout(build_for, 4, machine=FLAT, time_limit=1e-9, fixed=fixed)
+    assert not found.best.problem
+    assert found.layout_rules == ";".join(f"{dim}:{axis}" for dim, axis in fixed.items() if axis)
+    assert found.seconds >= best.seconds * (1 - 1e-9)
+    assert found.seconds / (1 + found.search["gap"]) <= best.seconds * (1 + 1e-9)
