@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 
@@ -44,8 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--proposals", type=int, help="budget in proposals (mcmc)")
     parser.add_argument("--k", type=int, help="how many strategies (k_best)")
     parser.add_argument("--check", action="store_true", help="verify the certificate of the result")
-    parser.add_argument("--output", help="write the solution to this file, as JSON; of those that exist "
-                        "only solutions are replaced")
+    parser.add_argument("--output", type=os.path.expanduser,  # which no shell does behind "="
+                        help="write the solution to this file, as JSON; of those that exist only solutions are "
+                        "replaced")
     return parser
 
 
@@ -78,7 +80,8 @@ def _describe(network: CostNetwork, method: str, solution: Solution) -> str:
 
 def _check(network: CostNetwork, solution: Solution) -> None:
     if not solution.optimal:
-        raise UsageError("--check: the solution is not proven, there is nothing to verify; allow more time")
+        raise UsageError("--check: the solution is not proven, there is nothing to verify; allow more of what you "
+                         "limited (--time_limit, --search_memory, --gap), or leave --check out")
     if solution.certificate is None:
         raise UsageError("--check: the solution is proven, but no certificate was found before time, memory or thirty "
                          "times the search's time were over; allow more of what you limited, or leave --check out")
@@ -98,16 +101,18 @@ def _run(arguments: Sequence[str] | None) -> int:
                if value is not None}
     if flags.check and (flags.method != "exact" or flags.memory_limit is not None):
         raise UsageError("--check: only --method=exact without --memory_limit makes a certificate; leave it out")
-    if flags.method == "exact" and flags.memory_limit is None:
-        options["certificate"] = flags.check  # takes longer than the search on some networks
     check_outputs({"--output": flags.output}, [("the search", flags.file)],
                   may_replace=lambda path: says_format(path, FORMAT), otherwise=": only solutions are replaced")
     network = CostNetwork.load(flags.file)
+    if flags.method == "exact" and flags.memory_limit is None:
+        # It takes longer than the search on some networks; but nothing else proves what is left of costs that cancel.
+        options["certificate"] = flags.check or network.extremes[0] < 0.0
     if flags.memory_limit is not None:
         if network.memory is None:
             raise UsageError(f"--memory_limit={flags.memory_limit}: {flags.file} holds no memory; save a network "
                              "whose `memory` is set")
-        options.update(memory=network.memory, memory_limit=memory_limit)
+        # A method without a limit names the first: the flag.
+        options.update(memory_limit=memory_limit, memory=network.memory)
     solution = solve(network, flags.method, time_limit=flags.time_limit, gap=flags.gap, progress=True, **options)
     try:
         if flags.output is not None:

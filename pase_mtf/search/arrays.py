@@ -180,7 +180,8 @@ def _converted(given: npt.ArrayLike, dtype: type[np.generic]) -> np.ndarray:
         most = np.iinfo(np.int32).max
         if whole is None or (whole != found).any() or whole.max() > most or whole.min() < -most:
             raise ValueError("a class that is not an integer below 2**31")
-    if found.dtype.kind in "cSUmM":  # NumPy would make numbers of words of digits, and of dates
+    words = found.dtype.kind == "O" and any(isinstance(entry, (str, bytes)) for entry in found.flat)
+    if words or found.dtype.kind in "cSUmM":  # NumPy would make numbers of words of digits, and of dates
         raise ValueError(f"costs of type {found.dtype}")
     return np.ascontiguousarray(found, dtype)
 

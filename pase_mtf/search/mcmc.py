@@ -21,6 +21,8 @@ from pase_mtf.search.registry import Progress, Solution, register
 __all__ = ["search_mcmc"]
 
 _BLOCK = 4096
+# What the sums of a block round off at most, of the largest of what was added up.
+_DRIFT = 1e-11
 
 
 @compiled
@@ -40,7 +42,7 @@ def _walk(p: Packed, choice: np.ndarray, best: np.ndarray, cost: float, best_cos
     """So many proposals. Returns the cost of `choice`, that of `best`, and at which proposal `best` was last improved
     (-1: never)."""
     vertices = len(p.first) - 1
-    improved = -1
+    improved, largest = -1, 0.0  # of what was added up since the cost was counted anew
     for step in range(steps):
         v = int(_next(state) * vertices)
         k = int(_next(state) * (p.first[v + 1] - p.first[v]))
@@ -52,8 +54,13 @@ def _walk(p: Packed, choice: np.ndarray, best: np.ndarray, cost: float, best_cos
             continue
         if then < now or (now == np.inf) or chance < math.exp(beta * (now - then)):
             choice[v] = k
-            # From or to infinity no difference exists: count anew.
-            cost = cost + then - now if now < np.inf and cost < np.inf else total_cost(p, choice)
+            finite = now < np.inf and cost < np.inf
+            if finite and then != now:
+                largest = max(largest, abs(cost), abs(now), abs(then))
+                cost = cost + then - now
+            # From or to infinity no difference exists, and what large costs have rounded off may decide: count anew.
+            if not finite or cost < best_cost + _DRIFT * largest:
+                cost, largest = total_cost(p, choice), 0.0
             if cost < best_cost:
                 best_cost, improved = cost, step
                 best[:] = choice

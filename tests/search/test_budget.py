@@ -361,3 +361,17 @@ def test_a_part_of_memory_without_limit_leaves_as_much():
     whole = Budget(memory=math.inf)
     assert whole.less(0.5 * whole.memory).memory == math.inf
     assert Budget(memory=100.0).less(30.0).less(20.0).memory == 50.0
+
+
+@pytest.mark.usefixtures("compiled")
+def test_the_normal_form_and_every_node_look_at_the_clock(clock, monkeypatch):
+    """A clock that moves only where it is looked at cannot tell of a step that does not look: so looks are counted."""
+    only_branching(monkeypatch)
+    network = dense(0)
+    begin = clock[0]
+    network.normalized(budget=Budget(1e9))
+    assert clock[0] - begin >= len(network.edges)
+    begin = clock[0]
+    found = solve(network, certificate=False, time_limit=1e9)
+    assert found.optimal
+    assert clock[0] - begin >= found.statistics["nodes"]

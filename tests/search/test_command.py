@@ -207,11 +207,40 @@ def test_the_bar_tells_no_gap_as_none(capsys):
     assert "gap 0.01%" in capsys.readouterr().err
 
 
-def test_a_gap_that_no_percentage_tells(tmp_path, capsys):
-    CostNetwork([[1e290, 1e-27], [-5e289, 0.0]], [
-        NetworkEdge(0, 1, [[0.0, np.inf], [np.inf, 0.0]], [0, 1], [0, 1])]).save(tmp_path / "network.npz")
-    assert main([str(tmp_path / "network.npz")]) == 0
-    assert "gap          unknown" in capsys.readouterr().out
+def test_a_gap_that_no_percentage_tells(capsys):
+    found = Solution((0,), 1e-27, -8e275, 8e302, False, 0.0, {})
+    assert "gap          unknown" in solve_command._describe(CostNetwork([[1e-27]], []), "exact", found)
     with ProgressBar() as bar:
         bar(2.0, 1e-300, -1e10)
     assert "bound -1e+10" in capsys.readouterr().err
+
+
+def test_what_is_left_of_costs_that_cancel_is_proven_as_from_python(tmp_path, capsys):
+    CostNetwork([[1e6, 0.0], [0.0, 1e6]], [
+        NetworkEdge(0, 1, [[-0.5, 3.0], [-0.25, 1.0]], [0, 1], [0, 1])]).save(tmp_path / "network.npz")
+    assert main([str(tmp_path / "network.npz")]) == 0
+    shown = capsys.readouterr().out
+    assert "cost         -0.25" in shown
+    assert "optimal      proven" in shown
+
+
+@pytest.mark.parametrize("method", ["k_best", "mcmc", "pase", "brute_force"])
+def test_a_method_without_a_memory_limit_names_the_flag(method, tmp_path, capsys):
+    network = CostNetwork([[1.0, 5.0]], [])
+    network.memory = (np.array([10.0, 2.0]),)
+    network.save(tmp_path / "network.npz")
+    assert main([str(tmp_path / "network.npz"), f"--method={method}", "--memory_limit=5"]) == 2
+    assert f"'{method}' has no option 'memory_limit'" in capsys.readouterr().err
+
+
+def test_what_kept_a_solution_from_being_proven_need_not_be_time():
+    found = Solution((0,), 1.0, 0.5, 0.5, False, 0.0, {})
+    with pytest.raises(UsageError, match=r"nothing to verify; .*--search_memory, --gap"):
+        solve_command._check(CostNetwork([np.array([1.0])], []), found)
+
+
+def test_a_home_folder_is_found_behind_an_equals_sign(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main([str(INSTANCES / "alexnet_8.npz"), "--output=~/solution.json"]) == 0
+    assert json.loads((tmp_path / "solution.json").read_text())["format"] == "pase_mtf.solution"

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import pathlib
+import time
 
 import numpy as np
 import pytest
@@ -433,3 +434,20 @@ def test_costs_too_far_below_zero_to_be_counted_in_steps():
     solution = solve(network)
     assert solution.optimal
     assert solution.assignment == tuple(map(int, np.unravel_index(matrix.argmin(), matrix.shape)))
+
+
+def test_what_there_is_no_time_left_to_check_is_not_called_proven(monkeypatch):
+    """The checker does not look at the clock: it took as long again as the search, beyond the limit."""
+    searches, clock, late = importlib.import_module("pase_mtf.search.exact"), time.perf_counter, [0.0]
+    told = searches.as_far_as_sums_tell
+
+    def slow(*of):
+        late[0] = 1e6
+        return told(*of)
+    network = CostNetwork([[1e6, 0.0], [0.0, 1e6]], [
+        NetworkEdge(0, 1, [[-0.5, 3.0], [-0.25, 1.0]], [0, 1], [0, 1])])
+    assert solve(network, time_limit=1e5).optimal
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + late[0])
+    monkeypatch.setattr(searches, "as_far_as_sums_tell", slow)
+    found = solve(network, time_limit=1e5)
+    assert (found.cost, found.optimal, found.certificate) == (-0.25, False, None)

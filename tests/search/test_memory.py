@@ -424,3 +424,15 @@ def test_a_frontier_keeps_what_its_ends_were_found_by(monkeypatch):
     monkeypatch.setattr(frontier, "minimise_within", without_time)
     points = frontier.frontier(network, usage, 2, time_limit=600)
     assert [(point.memory, point.solution.cost) for point in points] == [(2.0, 3.0), (10.0, 0.0)]
+
+
+@pytest.mark.parametrize("given", [["7", "2"], [b"7", b"2"]])
+def test_words_of_digits_are_no_bytes(given):
+    with pytest.raises(UsageError, match=r"memory of layer 0: .*; give a number of bytes"):
+        solve(CostNetwork([[1.0, 9.0]], []), memory=[given], memory_limit=5)
+
+
+@pytest.mark.parametrize("word", ["2", b"2"])
+def test_words_of_digits_among_objects_are_no_bytes(word):
+    with pytest.raises(UsageError, match=r"memory of layer 0: .*; give a number of bytes"):
+        solve(CostNetwork([[1.0, 9.0]], []), memory=[np.array([7.0, word], object)], memory_limit=5)

@@ -388,3 +388,13 @@ def test_kinds_of_other_layers_are_not_saved(kinds, tmp_path):
     with pytest.raises(UsageError, match=f"{len(kinds)} kinds for 2 layers"):
         network.save(tmp_path / "network.npz")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("word", ["2", b"2"])
+def test_words_of_digits_among_objects_are_no_costs(word):
+    """As a table that was read as text hands them on; numbers that are objects are numbers."""
+    costs = np.array([1.0, word], object)
+    for vectors, edges in (([costs], []), ([[1.0, 2.0]], [NetworkEdge(0, 0, [costs, costs], [0, 1], [0, 1])])):
+        with pytest.raises(UsageError, match="give arrays of numbers"):
+            CostNetwork(vectors, edges)
+    assert CostNetwork([np.array([1, 2.5], object)], []).cost((1,)) == 2.5

@@ -291,3 +291,12 @@ def test_mcmc_has_no_limit_of_memory_that_nobody_can_raise(monkeypatch):
         budgets.append(options["budget"]), normalized(network, **options))[1])
     solve(CostNetwork.load(INSTANCES / "alexnet_8.npz"), "mcmc", proposals=10)
     assert [budget.memory for budget in budgets] == [math.inf]
+
+
+def test_mcmc_keeps_the_best_beside_costs_that_round_it_away():
+    """Sums that had held 1e17 had lost the rest: what costs far more than the start looked cheaper."""
+    network = CostNetwork([[0.0, 1e17], *[[0.0, 5.0]] * 20], [])
+    found = solve(network, "mcmc", initial=(0,) * 21, beta=0.0, proposals=200_000)
+    assert (found.cost, found.assignment) == (0.0, (0,) * 21)
+    costs = [cost for _, cost in found.statistics["history"]]
+    assert costs == sorted(costs, reverse=True)
