@@ -173,7 +173,8 @@ class MeasuredPrices:
             "suggested_devices": fuller_devices(self._graph, self._meter.devices, best)})
         if memory_limit is not None:
             found.search["memory_limit"] = memory_limit
-        if simple_within > 0.0:
+        # What is estimated counts for more here, too: else that is taken of which most is estimated too low.
+        if simple is not None and self.wary_seconds(simple) <= (1.0 + simple_within) * self.wary_seconds(best):
             found = simpler(found, priced, memory_limit, simple_within)
         found.search.update(self._report(found.configurations))
         self._most_spent = math.inf
@@ -273,6 +274,8 @@ class MeasuredPrices:
             missing = self._meter.missing(list(self._known.kernels(found)))
             if not (new or missing) or time.perf_counter() >= end or (missing and not self._measure([found], end)):
                 break
+        # What was not looked at seems cheap until it is: where the time was over, what it began with may be cheaper.
+        found = self._cheapest([found, tuple(start)], None)
         priced, assignment = with_configurations(self._priced(bounds=False), found)
         return self._explained(price_assignment(name, priced, assignment, {
             "seconds": time.perf_counter() - begin, "build_seconds": 0.0, "optimal": False, "gap": math.inf,

@@ -303,7 +303,7 @@ class Strategy:
 
     # -- files -------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the strategy as JSON, whole or not at all."""
+        """Writes the strategy as JSON, whole or not at all (UsageError: the file cannot be written)."""
         data: dict[str, object] = {"format": FORMAT, "version": VERSION}
         for field in dataclasses.fields(self):
             if not field.name.startswith("_") and field.name != "configurations":

@@ -2,6 +2,7 @@
 the machine's, or from a file."""
 
 import contextlib
+import math
 import time
 
 import pytest
@@ -16,7 +17,10 @@ from pase_mtf.machine.kernel_table import save_tables
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import TINY, Timing
 from pase_mtf.machine.references import REFERENCES
+from pase_mtf.search import Solution
 from pase_mtf.strategy import by_kernels, warm
+from pase_mtf.strategy.experts import data_parallel
+from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.strategy import Strategy
 
 
@@ -182,3 +186,35 @@ def test_telling_says_what_begins_and_now_and_then_how_far_it_is(monkeypatch, ca
     tell.note("one")
     tell.note("another")
     assert capsys.readouterr().err.splitlines() == ["alexnet: note: one", "alexnet: note: another"]
+
+
+def test_a_chain_that_has_no_time_finds_nothing_that_costs_more_than_its_start(cache_dir, timed_kernels, program,
+                                                                               monkeypatch):
+    """What was not looked at seems cheap until it is: here it takes a thousand times as long."""
+    from pase_mtf.lowering import kernels
+    start, layer = data_parallel(export_graph(program), 4), kernels.GraphKernels.layer
+
+    def trapped(self, number, configuration):
+        times = 1 if configuration == start[number] else 1000
+        return {phase: {kernel: times * count for kernel, count in counts.items()}
+                for phase, counts in layer(self, number, configuration).items()}
+
+    def walked(network, method, **_):
+        choice = tuple(len(vector) - 1 for vector in network.vectors)
+        return Solution(choice, network.cost(choice), -math.inf, math.inf, False, 0.0, {})
+    monkeypatch.setattr(kernels.GraphKernels, "layer", trapped)
+    monkeypatch.setattr("pase_mtf.strategy.measured.solve", walked)
+    found = find_strategy(program, 4, method="mcmc", prices="measured", measure_seconds=1e-9)
+    assert found.configurations == start
+
+
+def test_data_parallelism_is_not_taken_for_as_good_because_it_is_estimated_too_low(cache_dir, timed_kernels, program,
+                                                                                  monkeypatch):
+    """Where strategies are weighed against others what was not measured counts for more than its estimate."""
+    by_hand, wary = data_parallel(export_graph(program), 4), MeasuredPrices.wary_seconds
+    assert find_strategy(program, 4, prices="measured", simple_within=1e3).configurations == by_hand
+    monkeypatch.setattr(MeasuredPrices, "wary_seconds", lambda self, one: wary(self, one) * (
+        1e6 if tuple(one) == by_hand else 1.0))
+    found = find_strategy(program, 4, prices="measured", simple_within=1e3)
+    assert found.configurations != by_hand
+    assert "simpler" not in found.search

@@ -98,7 +98,9 @@ def test_with_little_time_the_gap_is_told(graph, everything, limit):
     seconds, _ = everything
     found = MeasuredPrices(graph, _Source(graph), PretendedMeter(limit)).find(prove=True)
     assert not found.search["optimal"] or found.search["gap"] == 0.0
-    assert found.search["lower_bound"] <= min(seconds.values()) * (1 + 1e-9)
+    assert 0.0 < found.search["lower_bound"] <= min(seconds.values()) * (1 + 1e-9)
+    assert found.search["gap"] == pytest.approx(
+        max(0.0, found.seconds / found.search["lower_bound"] - 1.0), abs=1e-6)
 
 
 def test_without_a_proof_a_strategy_of_measured_kernels(graph, everything):
