@@ -79,7 +79,8 @@ def _flag_values() -> flags.FlagValues:
     text("prices", "How the machine at hand is priced: measured (the kernels of the strategies themselves, timed when "
          "they are needed and kept; the default for CPUs of one process) or roofline (by its rates and links).")
     number("measure_seconds", "With measured prices: how long a run may measure kernels, for all its strategies; "
-           "searches of later runs of the program take a thirtieth of it. Trial steps come on top: at most 15 %.")
+           "searches of later runs of the program take a thirtieth of it. Trial steps come on top: one turn of them in "
+           "any case, and no further one once 15 % are over.")
     switch("trial", "With prices of the devices of the run: of the arms whose steps are predicted to take about as "
            "long as that of the search, a few steps of each decide which strategy the search takes.")
     switch("recalibrate", "Measure the machine at hand again, whatever is kept of it.")

@@ -223,7 +223,8 @@ def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStac
     if (plan.microbatches, plan.recomputed) != before:
         graph, program = export_with_program(plan)
         with spent.on("reference_kernels"):
-            prices = prices_of(plan, graph, program)
+            # The devices are the same: --recalibrate would begin anew with what it has just timed.
+            prices = prices_of(plan, graph, program, prices.meter if prices else None)
     graph.save(files.path("graph.json"))
     check_files(plan, graph)
     check_pipelines(plan)
@@ -368,7 +369,7 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts,
                 watchers=(lambda _: run.files.go_on(config), run.files.metric, progress.step,
                           *([keeper.watch] if options.checkpoint else ())))
         if not history.measured:
-            raise history.stopped or KeyboardInterrupt
+            raise history.stopped or (None if interrupts.asked else output.lost) or KeyboardInterrupt
         history.note = judge.note
         if options.checkpoint and not history.disagreement and history.diverged is None:
             keeper.finish(history)

@@ -161,6 +161,9 @@ def parse(arguments: Sequence[str]) -> Request:
         if values[name].present:
             check_not_empty(f"--{name}", ",".join(chosen[name]), "name some")
     check_not_empty("--save", chosen["save"], "name a file")
+    for name in ("preset", "save"):
+        if chosen[name] is not None:
+            chosen[name] = os.path.expanduser(chosen[name])  # as the launcher does: no shell does behind "="
     _check_axes(chosen["mesh"] or [])
     texts = chosen["mesh"] or (["8"] if named or graphs else [])
     program = {name: chosen[name] for name in _OF_MODELS if _is_said(chosen[name])}

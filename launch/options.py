@@ -160,6 +160,15 @@ class Options:
                              "of blocks separated by commas")
         return None if names == ("auto",) else () if names == ("none",) else names
 
+    @property
+    def _measures_kernels(self) -> bool:
+        """Whether --prices asks for kernels of the machine at hand: not those of a file, which need be on the host of
+        rank 0 alone."""
+        another = bool(self.cluster_flag and self.cluster_flag.rank)
+        of_file = is_kernel_file(self.machine) or (another and (
+            self.machine.endswith(".json") or os.sep in self.machine))
+        return self.prices == "measured" and not of_file
+
     def bytes_per_device(self, machine: Machine) -> float:
         """--memory_limit in bytes."""
         limit = parse_bytes(self.memory_limit)
@@ -212,7 +221,7 @@ class Options:
             raise UsageError(f"--learning_rate={self.learning_rate}: give a positive number, such as 0.01")
         are_measured(self.prices, self.machine, "--prices")
         measuring = {"recalibrate": self.recalibrate,
-                     "prices": self.prices == "measured" and not is_kernel_file(self.machine)}
+                     "prices": self._measures_kernels}
         for name in (name for name, asked in measuring.items() if asked and self.machine != LOCAL):
             raise UsageError(f"--{name} is for the machine at hand; leave it out, or leave out "
                              f"--machine={self.machine}")
@@ -246,7 +255,7 @@ class Options:
         if self.devices not in ("auto", "cpu", "gpu"):
             raise UsageError(f"--devices={self.devices}: over processes every one takes its first; give auto, cpu or "
                              "gpu")
-        if self.prices == "measured" and not is_kernel_file(self.machine):
+        if self._measures_kernels:
             raise UsageError(f"--prices={self.prices}: kernels are measured in one process; leave it out, or leave "
                              f"out --cluster={self.cluster}")
 

@@ -175,10 +175,10 @@ def member_of(options: Options) -> Membership:
 def _prices(options: Options, devices: Devices, kernels: SavedKernels | None) -> str:
     """--prices, or what is known best of the machine: its kernels where they can be measured."""
     here = options.machine == LOCAL and devices.kind == "cpu" and options.cluster is None
+    if kernels is not None:  # those of a file, whatever the devices: nothing is measured here
+        return "measured"
     if options.prices == "measured" and devices.kind != "cpu":
         raise UsageError("--prices=measured: prices the kernels of CPUs only; leave it out, or take --devices=cpu")
-    if kernels is not None:
-        return "measured"
     return options.prices or ("measured" if here else "roofline")
 
 

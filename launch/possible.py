@@ -44,7 +44,7 @@ def why_left_out(arm: ArmName, options: ResolvedOptions, config: ModelConfig) ->
     if arm.method == "stock" and options.clients == "ranks":
         return "stock Mesh-TensorFlow has one graph for all processes; --clients=one trains it"
     if arm.method == "auto_mtf" and importlib.util.find_spec("ortools") is None:
-        return "mesh_tensorflow.auto_mtf needs ortools; pip install 'ortools>=9.12'"
+        return "mesh_tensorflow.auto_mtf needs ortools; pip install 'ortools>=9.12,<10'"
     return ""
 
 

@@ -124,4 +124,6 @@ def contradiction(options: ResolvedOptions, config: Mapping[str, Any]) -> str | 
     for name in _TRAINING:
         if name in earlier and _is_another(name, getattr(options, name), config):
             return f"no --{name}" if earlier[name] is None else f"--{name}={shortened(earlier[name], quoted=False)}"
-    return None
+    # The file of a preset may have been edited since, under the name that it had.
+    changed = options.preset == earlier.get("preset") and _has_changed(options.preset, config)
+    return f"other sizes in --preset={shortened(options.preset, quoted=False)}" if changed else None

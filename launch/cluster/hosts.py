@@ -319,9 +319,8 @@ def join_run(membership: Membership, restarts: int, interrupts: Interrupts, with
         finally:
             connection.close()
             end_all(started)
-        if interrupts.exit_code is not None and "end" not in message:
-            return interrupts.exit_code
-        again = message.get("again", restarts > 0 and "end" not in message)
+        # Rank 0 that is lost when it was to end may have written nothing: no end by the signal, nor one to begin anew.
+        again = message.get("again", restarts > 0 and "end" not in message and not interrupts.asked)
         if not again:
             break
         restarts -= 1
@@ -380,7 +379,7 @@ def _serve(membership: Membership, connection: Connection, started: list[TaskPro
             passed_on += 1
             connection.say(signal=interrupts.exit_code - 128, wish=passed_on)
             if passed_on > LAST_WISH or not started:
-                return {"error": "interrupted"}
+                return {"end": interrupts.exit_code}
         if connection.lost:
             return {"error": f"rank 0 ({membership.tasks[0]}): its launcher {connection.lost}"}
         for process in started if not told else ():

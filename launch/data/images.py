@@ -159,7 +159,7 @@ def _folder_source(folder: str, label_path: str, config: ImageConfig) -> Source:
     sizes = []
     for path in paths[:_CHECKED]:
         with _open_image(path) as image:
-            grey = image.mode in ("1", "L") or image.mode.startswith("I")
+            grey = image.mode in ("1", "L", "LA") or image.mode.startswith("I")
             sizes.append((image.height, image.width, 1 if grey else 3))
     for path in paths[_CHECKED:]:
         if not os.path.exists(path):

@@ -246,10 +246,11 @@ def _vocabulary(texts: Sequence[Sequence[str]], size: int) -> Tokenizer:
     for text in texts:
         for line in text:
             digest.update(line.encode() + b"\n")
-    folder = platformdirs.user_cache_path("pase_mtf", appauthor=False) / "vocabularies"
-    path = folder / f"{digest.hexdigest()[:24]}.json"
-    # A cache that cannot be read or written only costs the time to learn the vocabulary again.
+    path = None
+    # A cache that cannot be read or written, or has no home, only costs the time to learn the vocabulary again.
     with contextlib.suppress(Exception):
+        folder = platformdirs.user_cache_path("pase_mtf", appauthor=False) / "vocabularies"
+        path = folder / f"{digest.hexdigest()[:24]}.json"
         return tokenizers.Tokenizer.from_file(str(path))
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=_SPECIAL[UNKNOWN]))
     # Byte-pair encoding takes the square of a word's length, and what is blank is a word, too: one of millions of
@@ -263,9 +264,10 @@ def _vocabulary(texts: Sequence[Sequence[str]], size: int) -> Tokenizer:
         vocab_size=size, special_tokens=_SPECIAL, show_progress=False,
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
     _interruptible(lambda: tokenizer.train_from_iterator(itertools.chain.from_iterable(texts), trainer))
-    with contextlib.suppress(OSError, PaseError):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, tokenizer.to_str())
+    if path is not None:
+        with contextlib.suppress(OSError, PaseError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, tokenizer.to_str())
     return tokenizer
 
 

@@ -15,6 +15,7 @@ Exit codes: 0 done; 2 bad usage or files; 3 no feasible strategy; 4 out of memor
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -25,7 +26,15 @@ from pase_mtf.launch.epochs.options import parser
 __all__ = ["main"]
 
 
+_PATHS = ("preset", "output", "curve", "steps", "machine", "json", "plot", "save_steps")
+
+
 def _run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
+    for name in _PATHS:
+        if (given := getattr(flags, name, None)) is not None:
+            setattr(flags, name, os.path.expanduser(given))  # as the launcher does: no shell does behind "="
+    if flags.command == "project":
+        flags.run = list(map(os.path.expanduser, flags.run))
     if flags.command == "measure":
         from pase_mtf.launch.epochs.measure_command import run  # --help and a mistyped flag do not wait for it
     else:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pase_mtf.calibration import load
 from pase_mtf.calibration.cache import read_cached
 from pase_mtf.calibration.meter import KernelMeter
+from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.calibration.speed import SpeedWatch
 from pase_mtf.compat import mtf
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -23,19 +24,23 @@ from pase_mtf.strategy.strategy import Strategy
 __all__ = ["machine_of", "prices_of", "tell_untraced", "watch_of"]
 
 
-def prices_of(plan: Plan, graph: ComputationGraph, program: mtf.Graph) -> MeasuredPrices | None:
+def prices_of(plan: Plan, graph: ComputationGraph, program: mtf.Graph,
+              kernels: KernelMeter | SavedKernels | None = None) -> MeasuredPrices | None:
     """Prices by the kernels of a run's program, where they are measured or in a file; else None.
 
     Args:
       plan: of the run.
       graph: of its program.
       program: what that was exported from.
+      kernels: of these devices, as another program of the run was priced by; None: they are read, or begun to be timed.
     """
     options = plan.options
     if options.prices != "measured":
         return None
     tell = Telling()
-    kernels = kernel_times(options.machine, plan.devices.count, plan.devices.kind, again=options.recalibrate, tell=tell)
+    if kernels is None:
+        kernels = kernel_times(options.machine, plan.devices.count, plan.devices.kind, again=options.recalibrate,
+                               tell=tell)
     return prices_by_kernels(program, graph, kernels, tell)
 
 

@@ -427,3 +427,11 @@ def test_synthetic_pictures_are_all_different():
     """Or some of those that are held out would be trained on."""
     pictures = open_data(None, ALEXNET, IMAGES, 1, 0).source.load(np.arange(4000))["images"]
     assert len(set(map(bytes, pictures))) == 4000
+
+
+@pytest.mark.parametrize(("channels", "told"), [(1, ""), (3, ", fitted from 28x28x1 to 28x28x3")])
+def test_grey_pictures_with_transparency_are_grey(tmp_path, channels, told):
+    PIL.Image.new("LA", (28, 28), (0, 255)).save(tmp_path / "a.png")
+    (tmp_path / "labels.txt").write_text("a.png 1\n")
+    data = open_data(str(tmp_path), ALEXNET, dataclasses.replace(IMAGES, image_channels=channels), 1, 0)
+    assert data.describe() == f"1 images from {tmp_path}, labels from labels.txt{told}; 10 classes"

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import platformdirs
 import pytest
 
 from pase_mtf import models
@@ -277,3 +278,11 @@ def test_synthetic_sentences_share_nothing():
     runs = [tuple(line[begin:begin + 6]) for line in sentences for begin in range(len(line) - 5)]
     assert len(set(runs)) > 0.99 * len(runs)
     assert source.load(np.array([source.examples - 1]))["target"].any()
+
+
+def test_without_a_home_folder_a_vocabulary_is_learned_and_not_kept(parallel, cache_dir, monkeypatch):
+    def unknown(*_, **__):
+        raise RuntimeError("could not determine the home directory for '~/.cache'")
+    monkeypatch.setattr(platformdirs, "user_cache_path", unknown)
+    assert open_data(parallel, TRANSFORMER, TEXT, 4, 0).vocabulary.get_vocab_size() > RESERVED + 256
+    assert not any(cache_dir.rglob("vocabularies"))

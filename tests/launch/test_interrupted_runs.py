@@ -303,3 +303,21 @@ def test_ctrl_c_before_anything_was_measured(launch, monkeypatch):
     code, folder, _, err = launch()
     assert (code, err.count("\n")) == (130, 1)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(("kind", "code", "line"), [
+    ("gone", 141, ""), ("full", 2, "error: disk full (while writing); free space or choose another place\n")])
+def test_an_output_that_takes_no_more_before_the_first_step_is_no_signal(launch, monkeypatch, tmp_path, broken, kind,
+                                                                         code, line):
+    known = execution.Judge
+
+    def noting(*given):
+        os.dup2(broken[kind], output.fileno())
+        print("note: the data lie elsewhere", flush=True)
+        return known(*given)
+    monkeypatch.setattr(execution, "Judge", noting)
+    with open(tmp_path / "log", "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        found, folder, _, err = launch("--compare=none")
+    assert (found, err) == (code, line)
+    assert not folder.exists()

@@ -435,3 +435,11 @@ def test_a_program_that_is_not_there_does_not_wait_for_compiling(cache_dir, monk
     monkeypatch.setattr(warm, "ready", lambda tell: pytest.fail("compiles first"))
     assert main([f"--graph={graph}"]) == 2
     assert "--graph" in capsys.readouterr().err
+
+
+def test_files_in_the_home_folder(monkeypatch, tmp_path):
+    """As the launcher takes them: no shell knows "~" behind "="."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    request = measuring.parse(["--model=alexnet", "--preset=~/sizes.json", "--save=~/mine.json"])
+    assert request.save == str(tmp_path / "mine.json")
+    assert request.program["preset"] == str(tmp_path / "sizes.json")

@@ -1,8 +1,13 @@
 """Runs whose batch is computed in microbatches."""
 
+import collections
 import json
 
 import pytest
+
+from pase_mtf.errors import UsageError
+from pase_mtf.launch import execution
+from pase_mtf.machine.references import REFERENCES
 
 
 def _summary(folder):
@@ -85,3 +90,17 @@ def test_what_does_not_split_is_refused(launch, value, message):
     assert code == 2
     assert message in err.splitlines()[-1]
     assert not folder.exists()
+
+
+def test_reference_kernels_are_timed_once_whatever_the_memory_decides(launch, cache_dir, timed_kernels, monkeypatch):
+    """In other microbatches it is another program, of the same devices."""
+    def enough(*_):
+        raise UsageError("that was asked for")
+
+    monkeypatch.setattr(execution, "_within_memory", lambda plan, machine: (plan.in_microbatches(2), None))
+    monkeypatch.setattr(execution, "check_files", enough)  # which is called when all is priced
+    code, _, _, err = launch("--machine=local", "--prices=measured", "--recalibrate", "--microbatches=auto",
+                             "--compare=none", "--search_only")
+    assert code == 2
+    assert err.splitlines()[-1] == "error: that was asked for"
+    assert sorted(collections.Counter(timed_kernels).values()) == [1] * len(REFERENCES)

@@ -37,7 +37,7 @@ def test_a_seed_among_the_sizes(tmp_path):
 def test_the_help_says_how_long_trial_steps_take():
     with pytest.raises(HelpRequested) as told:
         parse_command_line(["--help"])
-    assert f"Trial steps come on top: at most {100 * trying._SHARE:.0f} %" in " ".join(str(told.value).split())
+    assert f"no further one once {100 * trying._SHARE:.0f} % are over" in " ".join(str(told.value).split())
 
 
 @pytest.mark.parametrize(("arguments", "says"), [

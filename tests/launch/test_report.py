@@ -54,6 +54,8 @@ def test_table_is_aligned(rows):
     lines = final_table(rows).splitlines()
     assert len(lines) == 6
     assert lines[0].startswith("arm")
+    assert {len(line) for line in lines} == {len(lines[0])}
+    assert lines[0].index("over stock") + len("over stock") == lines[2].index("4.00×") + len("4.00×")
     assert "20.0 ± 1.5" in lines[2]
     assert "4.00×" in lines[2]
     assert "2.50×" in lines[2]

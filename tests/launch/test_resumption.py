@@ -188,3 +188,22 @@ def test_what_a_run_hands_on_nobody_is_told_to_leave_out(finished, tmp_path):
     with pytest.raises(UsageError, match="computes no block again; give --recompute=none instead of --recompute=all"):
         resolve(parse_command_line(command))
     assert resolve(parse_command_line([*command, "--recompute=none"])).recomputed == ()
+
+
+def test_a_preset_that_was_edited_since_is_another_training_without_a_checkpoint_too(tmp_path, finished, preset):
+    """Its metrics would be replaced by those of other sizes, or these would pass for done."""
+    mine, run = tmp_path / "mine.json", tmp_path / "run"
+    shutil.copy(preset, mine)
+    shutil.copytree(finished, run, ignore=shutil.ignore_patterns("checkpoint"))
+    config = json.loads((run / "config.json").read_text())
+    config["options"]["preset"] = config["model_config"]["preset"] = str(mine)
+    (run / "config.json").write_text(json.dumps(config))
+    command = ["--model=alexnet", f"--preset={mine}", "--mesh=2", "--devices=cpu", "--machine=a100", "--steps=2",
+               "--warmup=1", "--compare=none", f"--output_dir={run}", "--resume=auto"]
+    assert resolve(parse_command_line(command)).done == 3
+    mine.write_text(json.dumps({**json.loads(mine.read_text()), "dropout": 0.5}))
+    with pytest.raises(UsageError, match="holds a run that has ended, and no checkpoint to go on with"):
+        resolve(parse_command_line(command))
+    (run / "summary.json").unlink()  # as of one that was killed
+    with pytest.raises(UsageError, match=r"holds a run with other sizes in --preset=.*, and no checkpoint to go on"):
+        resolve(parse_command_line(command))

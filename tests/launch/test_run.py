@@ -271,7 +271,9 @@ def test_a_wrong_strategy_ends_the_run(launch):
     assert "in float64 data_parallel computes something else than one device does" in err
     assert "settling in float64" in out
     assert json.loads((folder / "summary.json").read_text())["status"] == "losses disagree"
-    assert "Losses disagree" in (folder / "report.html").read_text()
+    report = (folder / "report.html").read_text()
+    assert "Losses disagree" in report
+    assert '<p class="headline">' not in report
     assert not (folder / "checkpoint").exists()
 
 
@@ -386,8 +388,15 @@ def test_a_full_disk_ends_no_training(launch, monkeypatch):
     assert "measured ms" in out
 
 
-def test_a_diverged_training_drives_no_checkpoint_out(launch):
-    assert launch("--compare=none", "--learning_rate=1e30", "--steps=50", "--checkpoint_every=1")[0] == 2
+def test_a_diverged_training_drives_no_checkpoint_out(launch, finished, tmp_path, monkeypatch):
+    """Neither on the way nor at the end: what it began with is what the next try begins with."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    monkeypatch.setattr(Arm, "loss", lambda self, batch: float("nan"))
+    code, folder, _, err = launch(f"--resume={run}", "--steps=3", "--checkpoint_every=1")
+    assert (code, folder) == (2, run)
+    assert "no checkpoint at step 5: the loss of search is not finite there" in err
+    assert os.listdir(run / "checkpoint") == ["step-3"]
 
 
 def test_never_overwrites(launch, finished):

@@ -212,3 +212,28 @@ def test_rank_0_takes_no_flag_from_the_run_before_that_its_launcher_did_not(pres
     monkeypatch.setattr("pase_mtf.launch.execution.execute", lambda plan, interrupts: started.append(plan) or 0)
     assert run(plan.options.to_arguments(), Interrupts()) == 0
     assert started[0].options.checkpoint_every is None
+
+
+def test_what_a_process_with_gpus_is_started_with_is_a_command_line_too(preset, tmp_path, monkeypatch):
+    """Where a file tells kernel times: nothing is measured on the GPUs."""
+    monkeypatch.setattr("pase_mtf.runtime.gpu_names", lambda: ["A100"] * 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    path = tmp_path / "kernels.json"
+    product = Kernel("Einsum", (Block("float32", (2, 3)), Block("float32", (3, 5))), (Block("float32", (2, 5)),),
+                     (("equation", "ab,bc->ac"),))
+    save_tables(path, [KernelTimes(fingerprint_of_kernels(2), {product: Timing(2e-5)})])
+    plan = resolve(parse_command_line(["--model=alexnet", f"--preset={preset}", "--mesh=2", "--cluster=local:2",
+                                       f"--machine={path}"]))
+    assert (plan.devices.kind, plan.options.prices) == ("gpu", "measured")
+    for name, value in Membership(("127.0.0.1:1", "127.0.0.1:2"), 0, 2, "gpu").environment.items():
+        monkeypatch.setenv(name, value)
+    theirs = resolve(parse_command_line(plan.options.to_arguments(), complete=True))
+    assert (theirs.devices.kind, theirs.options.prices) == ("gpu", "measured")
+
+
+def test_a_file_of_kernel_times_need_be_on_the_first_host_alone(tmp_path):
+    flags = ["--model=alexnet", "--mesh=2", "--cluster=a:1,b:1", f"--machine={tmp_path / 'mine.json'}",
+             "--prices=measured"]
+    assert parse_command_line([*flags, "--task=1"]).prices == "measured"
+    with pytest.raises(UsageError, match="--prices is for the machine at hand"):
+        parse_command_line([*flags, "--task=0"])

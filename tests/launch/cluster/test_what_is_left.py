@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 
 from pase_mtf.errors import ClusterError
 from pase_mtf.interrupts import Interrupts
-from pase_mtf.launch.cluster import launcher
+from pase_mtf.launch.cluster import hosts, launcher
 from pase_mtf.launch.cluster.launcher import Fault, Outcome
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.files import RunFiles
@@ -139,3 +140,20 @@ def test_what_rank_0_finds_wrong_is_told_on_other_hosts(monkeypatch, tmp_path, c
     assert told == [{"end": 4, "error": "rank 0 (a:1) has found what is to be mended, and says it on its own host "
                                         "(exit code 4)"}]
     assert capsys.readouterr().err == ""
+
+
+def test_another_host_says_that_rank_0_was_lost_when_the_run_was_to_end(monkeypatch, capsys):
+    """Its files may never have been written: that is no end by the signal. Nor is anything begun anew."""
+    said = []
+    wire = SimpleNamespace(messages=lambda: [{"start": True}], lost="closed its connection", close=lambda: None,
+                           say=lambda **message: said.append(message))
+    monkeypatch.setattr(hosts, "_check_alone", lambda member: None)
+    monkeypatch.setattr(hosts, "_knock", lambda *_: wire)
+    monkeypatch.setattr(hosts, "start_worker", lambda member: SimpleNamespace(fault=lambda: None, exit_code=None))
+    monkeypatch.setattr(hosts, "end_all", lambda processes: None)
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        signal.raise_signal(signal.SIGTERM)
+        code = hosts.join_run(Membership(("a:1", "b:1"), 1, 2, "cpu"), 3, interrupts)
+    assert (code, said) == (7, [{"signal": 15, "wish": 1}])
+    assert capsys.readouterr().err == "[rank 1] error: rank 0 (a:1): its launcher closed its connection\n"
