@@ -71,22 +71,23 @@ def kept_when_interrupted(main: Callable[_Arguments, int]) -> Callable[_Argument
     code 130, 143 or 129, once all that it has started is gone: who has a session of its own hears of none of them."""
     @functools.wraps(main)
     def command(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> int:
-        received: int = signal.SIGINT
+        received: int | None = None
 
         def interrupted(number: int, frame: FrameType | None) -> None:
             nonlocal received
-            if received == signal.SIGINT:  # the next must not strike while this one cleans up
+            if received is None:  # the next must not strike while this one cleans up
                 received = number
                 raise KeyboardInterrupt
 
-        before = {number: signal.signal(number, interrupted) for number in (signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, interrupted)
+                  for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
                   if signal.getsignal(number) != signal.SIG_IGN}  # under nohup nobody is to hear of it
         try:
             return main(*arguments, **named)
         except KeyboardInterrupt:
             with contextlib.suppress(OSError):  # the terminal may be gone
                 print("interrupted: hosts and processes are gone, rows that were done are kept", file=sys.stderr)
-            return 128 + received
+            return 128 + (received or signal.SIGINT)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -247,6 +247,8 @@ def _unlike(run: _Run, undisturbed: Mapping[int, float], least: int = 0) -> str:
     """What is wrong with the steps of a run; empty: each is there once, at least so many, with the loss of a run that
     nothing happened to."""
     found = losses(run.output)
+    if run.step() + 1 != len(found):  # by step: of two lines of one step that keeps the later
+        return "a step stands there twice"
     if list(found) != list(range(len(found))) or len(found) < least:
         return "a step is missing"
     far = any(abs(found[step] - undisturbed[step]) > _CLOSE * abs(undisturbed[step])

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import functools
+import io
 import json
 import os
 import pathlib
@@ -54,6 +56,7 @@ class _Runs:
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
         self._sizes = Sizes(folder)
+        self._started: list[subprocess.Popen[str]] = []
 
     def command(self, output: str | pathlib.Path, *flags: str) -> list[str]:
         """The command line of a run that takes very long."""
@@ -62,8 +65,16 @@ class _Runs:
 
     def start(self, output: str | pathlib.Path, *flags: str) -> subprocess.Popen[str]:
         """A run, whose lines can be read."""
-        return subprocess.Popen(self.command(output, *flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                preexec_fn=_as_from_a_terminal)
+        self._started.append(subprocess.Popen(
+            self.command(output, *flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=_as_from_a_terminal))
+        return self._started[-1]
+
+    def close(self) -> None:
+        """Ends those that still run: a signal that ends the benchmark does not come to them."""
+        for process in self._started:
+            process.kill()
+            process.wait()
 
     def resume(self, output: pathlib.Path, steps: int = 3) -> subprocess.CompletedProcess[str]:
         """A run that goes on from another, into a folder beside it."""
@@ -234,16 +245,21 @@ def _flipped(runs: _Runs, tries: int, *, both: bool) -> Found:
         damaged = runs.folder / "damaged"
         shutil.copytree(output, damaged)
         newest, other = sorted((damaged / "checkpoint").glob("step-*"), key=lambda path: -int(path.name[5:]))
+        changed, said = list[str](), io.StringIO()
         for folder in (newest, other) if both else (newest,):
             file = generator.choice(sorted(folder.iterdir()))
+            changed.append(str(file))
             raw = bytearray(file.read_bytes())
             raw[generator.randrange(len(raw))] ^= 1 << generator.randrange(8)
             file.write_bytes(raw)
         try:
-            taken = find_checkpoint(str(damaged)).step
-            found["the one before was taken, the damaged file named" if taken < step else "not noticed"] += 1
+            with contextlib.redirect_stderr(said):
+                taken = find_checkpoint(str(damaged)).step
+            found["not noticed" if taken >= step else "the one before was taken, the damaged file named"
+                  if changed[0] in said.getvalue() else "the damaged file was not named"] += 1
         except FormatError as error:
-            found["refused in one line that names the file" if "step-" in str(error) else "refused"] += 1
+            named = changed[0] in str(error) and "\n" not in str(error)
+            found["refused in one line that names the file" if named else "refused"] += 1
         shutil.rmtree(damaged)
     right = "refused in one line" if both else "the one before"
     return Found(tries, sum(count for what, count in found.items() if what.startswith(right)), told(found))
@@ -344,8 +360,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     where = f"{describe_host()}; TensorFlow {tensorflow_version()}, Python {sys.version.split()[0]}"
     rows = _kept(options.output)
-    with tempfile.TemporaryDirectory(prefix="pase_mtf-faults-") as folder:
-        faults = list(_faults(_Runs(pathlib.Path(folder)), options.tries))
+    with (tempfile.TemporaryDirectory(prefix="pase_mtf-faults-") as folder,
+          contextlib.closing(_Runs(pathlib.Path(folder))) as runs):
+        faults = list(_faults(runs, options.tries))
         names = [fault.name for fault in faults]
         if not any(options.only in fault.name for fault in faults):
             raise UsageError(f"--only={options.only}: no fault has this in its name; the page has the names of all: "

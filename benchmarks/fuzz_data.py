@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import pathlib
 import random
 import sqlite3
 import struct
+import warnings
 from collections.abc import Sequence
 from unittest import mock
 
@@ -29,8 +31,10 @@ from pase_mtf.models import load_config
 
 __all__ = ["DATA_TARGETS", "data_targets"]
 
-DATA_TARGETS = ("metrics", "IDX", "labels", "text", "traces")
+DATA_TARGETS = ("metrics", "IDX", "labels", "pictures", "text", "traces")
 """The names of `data_targets`."""
+_PICTURES = (*(("PNG", mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")), ("JPEG", "L"), ("JPEG", "RGB"))
+"""Formats and modes of pictures."""
 
 
 class _Workplace:
@@ -89,6 +93,20 @@ class _Workplace:
         found = image_source([str(self._folder / "pictures")], self._images)
         found.load(np.arange(found.examples))
 
+    def picture(self, source: random.Random) -> bytes:
+        raw, (form, mode) = io.BytesIO(), source.choice(_PICTURES)
+        PIL.Image.new(mode, (8, 8)).save(raw, form)
+        return damaged(raw.getvalue(), source)
+
+    def read_picture(self, raw: bytes) -> None:
+        (self._folder / "seen").mkdir(exist_ok=True)  # apart from those that the labels are of
+        self._path("seen/labels.txt", b"one.png 3\n")
+        self._path("seen/one.png", raw)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)  # of a large one that is read
+            found = image_source([str(self._folder / "seen")], self._images)
+            found.load(np.arange(found.examples))
+
     def text(self, source: random.Random) -> bytes:
         lines = ("".join(source.choices("the cat sat, é1\t", k=30)) for _ in range(20))
         return damaged("\n".join(lines).encode(), source)
@@ -120,5 +138,6 @@ def data_targets(folder: pathlib.Path) -> list[Target]:
     """All of them; what they need lies in the folder."""
     place = _Workplace(folder)
     return [Target("metrics", place.metrics, place.read_metrics), Target("IDX", place.idx, place.read_idx),
-            Target("labels", place.labels, place.read_labels), Target("text", place.text, place.read_text),
+            Target("labels", place.labels, place.read_labels), Target("pictures", place.picture, place.read_picture),
+            Target("text", place.text, place.read_text),
             Target("traces", place.traces, place.read_traces)]

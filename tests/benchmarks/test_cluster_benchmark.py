@@ -103,7 +103,8 @@ def test_it_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     rate = round(link_of("2080ti", 4, 3e10).rate)
     assert done == [rate, ("rnnlm", "one"), ("alexnet", "ranks")]
     assert len(json.loads((tmp_path / "cluster.json").read_text())) == 3
-    assert "3.54x" not in capsys.readouterr().err
+    told = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if "x data parallel" in line]
+    assert told == ["2080ti, rnnlm on 4 hosts, clients=one", "2080ti, alexnet on 4 hosts, clients=ranks"]
     done.clear()
     assert cluster.main(flags) == 0
     assert done == []

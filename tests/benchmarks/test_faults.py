@@ -154,3 +154,76 @@ def test_hosts_that_cannot_be_joined_are_a_row(monkeypatch, tmp_path):
     fault = fault_clusters._fault(tmp_path, "3 hosts: cut off", "training", "one", 3, lambda run: None, "rank 1 (",
                                   {1: 0.5}, over_hosts=True)
     assert fault.tried() == Found(0, 0, "not tried: type bridge: Operation not supported")
+
+
+@pytest.mark.parametrize(("steps", "wrong"), [
+    ((0, 1, 2, 3), ""), ((0, 1, 2, 1, 2, 3), "a step stands there twice"), ((0, 2, 3), "a step is missing")])
+def test_every_step_stands_there_once(tmp_path, steps, wrong):
+    """A run that went on below the lines of steps after its checkpoint had survived."""
+    (tmp_path / "metrics.jsonl").write_text("".join(
+        json.dumps({"step": step, "arm": "data_parallel", "loss": 0.5}) + "\n" for step in steps))
+    run = object.__new__(fault_clusters._Run)
+    run.output = tmp_path
+    assert fault_clusters._unlike(run, dict.fromkeys(range(4), 0.5)) == wrong
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_another_signal_does_not_strike_the_cleaning_up(monkeypatch, tmp_path, number):
+    """It ended half way: processes were left, and were said to be gone."""
+    gone = []
+
+    def tried():
+        try:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(60)
+        finally:
+            signal.raise_signal(number)
+            time.sleep(0)
+            gone.append("hosts")
+    monkeypatch.setattr(faults, "_faults", lambda runs, tries: [Fault("kill -9", tried)])
+    interrupts = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest-xdist's workers do not heed them
+    try:
+        assert faults.main([f"--output={tmp_path / 'faults.md'}"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, interrupts)
+    assert gone == ["hosts"]
+
+
+@pytest.mark.parametrize(("said", "survived"), [
+    ("warning: {}: damaged; going on from step 4", 1), ("warning: damaged", 0)])
+def test_the_damaged_file_has_to_be_named(monkeypatch, tmp_path, said, survived):
+    """It was told of every checkpoint that was passed over, whatever was said of it."""
+    for step in (4, 5):
+        folder = tmp_path / "flipped-False" / "checkpoint" / f"step-{step}"
+        folder.mkdir(parents=True)
+        (folder / "model.data").write_bytes(b"weights")
+
+    def find(run):
+        if not run.endswith("damaged"):
+            return SimpleNamespace(step=5)
+        print(said.format(f"{run}/checkpoint/step-5/model.data"), file=faults.sys.stderr)
+        return SimpleNamespace(step=4)
+    monkeypatch.setattr(faults, "find_checkpoint", find)
+    ended = SimpleNamespace(stdout=iter(()), send_signal=lambda number: None, communicate=lambda timeout: ("", ""))
+    runs = SimpleNamespace(folder=tmp_path, start=lambda output: ended)
+    assert faults._flipped(runs, 1, both=False).survived == survived
+
+
+def test_a_run_ends_with_the_benchmark(monkeypatch, tmp_path):
+    """SIGTERM, which does not come to it, left it there, in a folder that was gone."""
+    started = []
+    monkeypatch.setattr(faults._Runs, "command", lambda self, output: ["sleep", "600"])
+
+    def tries_one(runs, tries):
+        def tried():
+            started.append(runs.start(tmp_path))
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        return [Fault("kill -9", tried)]
+    monkeypatch.setattr(faults, "_faults", tries_one)
+    try:
+        assert faults.main([f"--output={tmp_path / 'faults.md'}"]) == 143
+        assert started[0].poll() is not None
+    finally:
+        started[0].kill()
+        started[0].communicate()

@@ -1,12 +1,13 @@
 """Every reader of files with inputs of hypothesis: refused in one line, or taken and used."""
 
+import json
 import random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks import fuzz
+from benchmarks import fuzz, fuzz_data
 
 
 @pytest.fixture(scope="module")
@@ -28,3 +29,14 @@ def test_inputs(targets, name):
     def refused_or_taken(seed):
         targets[name].refuses(random.Random(seed))
     refused_or_taken()
+
+
+def test_a_checkpoint_that_was_not_changed_is_taken(targets, monkeypatch):
+    """Its file had another hash than its manifest said: nearly all inputs were refused for that."""
+    monkeypatch.setattr(fuzz, "json_of", lambda data, source, seal=None: json.dumps(data).encode())
+    assert not targets["checkpoint"].refuses(random.Random(0))
+
+
+def test_pictures_that_were_not_damaged_are_taken(targets, monkeypatch):
+    monkeypatch.setattr(fuzz_data, "damaged", lambda raw, source: raw)
+    assert not any(targets["pictures"].refuses(random.Random(number)) for number in range(40))
