@@ -7,6 +7,10 @@
 
 PYTHON ?= python3
 TENSORFLOW ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+# pip says nothing of an extra that it does not know: the build that is there would be removed, and none installed.
+ifeq ($(filter cpu gpu,$(TENSORFLOW)),)
+  $(error TENSORFLOW=$(TENSORFLOW): unknown; take cpu or gpu)
+endif
 ARGS ?=
 
 # pip cannot choose TensorFlow's build by hardware, so the stamp carries the choice: another choice installs anew.

@@ -176,7 +176,7 @@ def one_at_a_time(what: str) -> Iterator[None]:
       what: a name for it, of letters.
     """
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a cache that cannot be written to
+        with contextlib.suppress(OSError, RuntimeError):  # a cache that cannot be written to, or no home for one
             folder = platformdirs.user_cache_path("pase_mtf", appauthor=False)
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder / f"{what}.lock"))

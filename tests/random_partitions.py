@@ -8,11 +8,11 @@ from pase_mtf.graph.partition import Partition
 @st.composite
 def partitions(draw, shape, devices=8):
     """A partition of a tensor of this shape over some of the devices, in any order."""
-    size = draw(st.sampled_from([1, 2, 4, 8]))
+    size = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
     numbers = tuple(draw(st.permutations(range(devices)))[:size])
     cuts, stride, open_dims = [(1, 1)] * len(shape), 1, list(range(len(shape)))
     while stride < size:
-        factor = draw(st.sampled_from([n for n in (2, 4, 8) if size // stride % n == 0]))
+        factor = draw(st.sampled_from([n for n in (2, 3, 4, 6, 8) if size // stride % n == 0]))
         fitting = [dim for dim in open_dims if shape[dim] % factor == 0]
         dim = draw(st.sampled_from([*fitting, None]))
         if dim is not None:

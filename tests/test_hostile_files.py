@@ -196,3 +196,8 @@ def test_links_of_more_devices_than_arrays_hold(files, tmp_path):
     ("edges", 0, "trips"), ("layers", 0, "operations", 0, "trips"), ("layers", 0, "operations", 0, "nodes")])
 def test_what_happens_more_often_than_numbers_tell(files, tmp_path, where):
     refused(tmp_path, "graph", changed(files["graph"], where, 10 ** 400))
+
+
+def test_more_threads_than_arrays_hold(files, tmp_path):
+    for threads in (1 << 70, 10 ** 400):
+        refused(tmp_path, "machine", changed(files["machine"], ("unfolding_threads",), threads))

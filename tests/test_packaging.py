@@ -204,3 +204,17 @@ def test_whoever_installs_the_launcher_gets_a_tensorflow(repository):
     for path in (repository / "README.md", *(repository / "docs").glob("*.md")):
         for extras in re.findall(r"pip install '\.\[([^\]]*launch[^\]]*)\]'", path.read_text(encoding="utf-8")):
             assert {"cpu", "gpu"} & set(extras.split(",")), (path, extras)
+
+
+@pytest.mark.parametrize("build", ["cuda", "2.21", ""])
+def test_make_refuses_a_build_of_tensorflow_that_there_is_not(repository, tmp_path, build):
+    """It removed the one that was there, and installed none."""
+    shutil.copy(repository / "Makefile", tmp_path)
+    (tmp_path / "setup.py").write_text("")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".installed-cpu").write_text("")
+    result = subprocess.run(["make", "--dry-run", "environment", f"TENSORFLOW={build}"], cwd=tmp_path,
+                            capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert f"TENSORFLOW={build}: unknown; take cpu or gpu" in result.stderr
+    assert result.stdout == ""

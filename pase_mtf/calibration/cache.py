@@ -115,9 +115,18 @@ def fingerprint_of_kernels(devices: int, kind: str = "cpu") -> Circumstances:
     return cast(Circumstances, found)
 
 
+def _folder() -> pathlib.Path:
+    """The user's cache folder, which need not be there (UsageError: nobody knows where it would be)."""
+    try:
+        return platformdirs.user_cache_path("pase_mtf", appauthor=False)
+    except RuntimeError as error:  # a user without a home, as in a container that does not know who runs it
+        raise UsageError("there is no home folder, and so no place for what is measured; set HOME, or XDG_CACHE_HOME"
+                         ) from error
+
+
 def _cached(name: str, on: Mapping[str, object]) -> pathlib.Path:
     key = hashlib.sha256(json.dumps(on, sort_keys=True).encode()).hexdigest()[:12]
-    return platformdirs.user_cache_path("pase_mtf", appauthor=False) / name.format(key)
+    return _folder() / name.format(key)
 
 
 def kernels_path(devices: int, kind: str = "cpu") -> pathlib.Path:
@@ -127,12 +136,12 @@ def kernels_path(devices: int, kind: str = "cpu") -> pathlib.Path:
 
 def kernel_tables() -> list[pathlib.Path]:
     """All files of kernel times that are kept, those of other circumstances, too."""
-    return sorted(platformdirs.user_cache_path("pase_mtf", appauthor=False).glob("kernels-*.jsonl"))
+    return sorted(_folder().glob("kernels-*.jsonl"))
 
 
 def traces_path() -> pathlib.Path:
     """The file in the user's cache folder that keeps what operations become (`lowering.kept_traces`)."""
-    return platformdirs.user_cache_path("pase_mtf", appauthor=False) / "traces.sqlite"
+    return _folder() / "traces.sqlite"
 
 
 def code_version() -> str | None:
@@ -189,7 +198,7 @@ def measuring_alone(wait: Callable[[], object]) -> Iterator[bool]:
     Yields:
       whether one had to wait.
     """
-    path = platformdirs.user_cache_path("pase_mtf", appauthor=False) / f"measuring-{platform.node()}.lock"
+    path = _folder() / f"measuring-{platform.node()}.lock"
     lock, waited = filelock.FileLock(path), False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -107,7 +107,7 @@ class StepTimes:
         return math.exp((1 - share) * math.log(self.seconds[left, ways]) + share * math.log(self.seconds[right, ways]))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes what `load` reads."""
+        """Writes what `load` reads (UsageError: the file cannot be written)."""
         # NumPy's numbers are no JSON.
         steps = [{"workers": int(workers), "ways": int(ways), "seconds": float(seconds)}
                  for (workers, ways), seconds in sorted(self.seconds.items())]

@@ -172,7 +172,7 @@ class ComputationGraph:
 
     @uncollected()
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the graph as JSON, whole or not at all."""
+        """Writes the graph as JSON, whole or not at all (UsageError: the file cannot be written)."""
         plain = to_plain(self, Operand)
         vars(self).setdefault("hash", _hash(plain))  # where the property keeps it: to ask that would convert all anew
         data = {"format": FORMAT, "version": VERSION, "hash": self.hash, **plain}

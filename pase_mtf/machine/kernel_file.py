@@ -47,7 +47,8 @@ def read_entry(data: Any) -> tuple[Kernel, Timing]:
                         tuple(map(float, data.get("probed", ()))))
         blocks = (*kernel.inputs, *kernel.outputs)
         if len(blocks) > _MOST_BLOCKS or any(
-                min(block.shape, default=0) < 0 or block.elements > _MOST_ELEMENTS for block in blocks):
+                min(block.shape, default=0) < 0 or max(block.elements, *block.shape, 0) > _MOST_ELEMENTS
+                for block in blocks):  # also beside a dim of none
             raise FormatError(f"tensors that there are not in {shortened(kernel, quoted=False)}; leave it out")
         # What it computes and moves is asked for at every price: it must not fail then.
         hash((kernel, kernel.by_reference))

@@ -19,6 +19,7 @@ __all__ = ["check_target", "is_table", "load_tables", "save_tables", "table_for"
 
 _FORMAT = "pase_mtf.kernels"
 _VERSION = 1
+_MOST_BYTES = 1 << 60
 _ONE_EACH = ("devices", "threads")
 """What differs between the tables of one machine."""
 
@@ -59,7 +60,7 @@ def load_tables(path: str | os.PathLike[str]) -> tuple[KernelTimes, ...]:
     tables: dict[int, KernelTimes] = {}
     for table in content["tables"]:
         on = table["on"]
-        if on["devices"] < 1 or on["memory"] < 1 or not on["cores"] > 0.0:
+        if on["devices"] < 1 or not 1 <= on["memory"] <= _MOST_BYTES or not on["cores"] > 0.0:
             raise FormatError(f"{path}: measured on {shortened(on)}; it was changed or is foreign")
         if on["devices"] in tables:
             raise FormatError(f"{path}: two tables for {on['devices']} devices; it was changed or is foreign")

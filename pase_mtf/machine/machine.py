@@ -127,7 +127,7 @@ class Machine:
                              f"{self.links[-1].devices}; use fewer devices or another machine")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the machine as JSON, whole or not at all."""
+        """Writes the machine as JSON, whole or not at all (UsageError: the file cannot be written)."""
         write_fields(path, dataclasses.asdict(self))
 
     @classmethod
@@ -165,6 +165,8 @@ def _wrong_type(machine: Machine) -> str:
             return f"{name} is {shortened(getattr(machine, name))}, not true or false"
     if type(machine.unfolding_threads) is not int or machine.unfolding_threads < 0:
         return f"unfolding_threads is {shortened(machine.unfolding_threads)}, not 0 or more"
+    if machine.unfolding_threads > _MOST_DEVICES:
+        return f"unfolding_threads is {shortened(machine.unfolding_threads)}; at most {_MOST_DEVICES} can be told apart"
     for name in ("rates", "measured"):
         if not isinstance(getattr(machine, name), dict):
             return f"{name} is {shortened(getattr(machine, name))}, not a dictionary"

@@ -270,7 +270,7 @@ class Pipeline:
                 f"simulated{distance_text(found)}" + (f"; prices: {kernels}" if kernels else ""))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the pipeline as JSON, whole or not at all."""
+        """Writes the pipeline as JSON, whole or not at all (UsageError: the file cannot be written)."""
         write_atomically(path, json.dumps({"format": FORMAT, "version": VERSION, **self.to_json()}, indent=1))
 
     def to_json(self) -> dict[str, object]:

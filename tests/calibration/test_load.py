@@ -5,6 +5,7 @@ import inspect
 import subprocess
 import sys
 
+import platformdirs
 import pytest
 
 from pase_mtf.calibration import cache, calibrate, load
@@ -248,3 +249,13 @@ def test_gpus_of_a_list_are_measured_and_not_the_first(cache_dir, monkeypatch):
     assert (asked, machine.memory_bytes, machine.measured["on"]["gpus"]) == ([listed], 80e9, ["A100"])
     first = load_machine("local", 1, "gpu", over=Devices.first(1, "gpu"))
     assert (asked, first.memory_bytes, first.measured["on"]["gpus"]) == ([listed, None], 16e9, ["T4"])
+
+
+def test_without_a_home_folder_a_line_says_what_to_set(calls, monkeypatch):
+    def unknown(*_, **__):
+        raise RuntimeError("could not determine the home directory for '~/.cache'")
+    monkeypatch.setattr(platformdirs, "user_cache_path", unknown)
+    for ask in (load_machine, cache.kernel_tables, cache.traces_path, lambda: cache.kernels_path(2)):
+        with pytest.raises(UsageError, match="set HOME, or XDG_CACHE_HOME"):
+            ask()
+    assert calls == []

@@ -167,3 +167,12 @@ def test_a_machine_of_fewer_devices_is_told_before_anything_is_priced(curve, tmp
     dataclasses.replace(machine, links=machine.links[:1]).save(tmp_path / "mine.json")
     assert main(["project", f"--curve={curve}", "--model=alexnet", f"--machine={tmp_path}/mine.json"]) == 2
     assert "64 devices: machine 'h100' links at most 8" in capsys.readouterr().err
+
+
+def test_a_home_folder_is_found_behind_an_equals_sign(curve, tmp_path, monkeypatch):
+    (tmp_path / "steps.csv").write_text("workers,ways,seconds\n1,1,1\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    flags = ["project", "--curve=~/curve.csv", "--steps=~/steps.csv", "--worker_batch=16", "--devices=1"]
+    assert main([*flags, "--json=~/mixes.json"]) == 0
+    assert json.loads((tmp_path / "mixes.json").read_text())["format"] == "pase_mtf.projection"

@@ -229,6 +229,8 @@ def test_nodes_of_the_collectives():
 
 def test_memory_is_shared_by_the_processors_of_one_host_only():
     assert Emitter(_DEVICES).shared
+    assert not Emitter(["/device:GPU:0", "/device:GPU:1"]).shared
+    assert not Emitter(["/job:worker/task:0/device:CPU:0", "/job:worker/task:1/device:CPU:0"]).shared
 
 
 @pytest.mark.parametrize(("shape", "axis", "parts", "kinds"), [
@@ -242,5 +244,11 @@ def test_split_of_many_short_rows_is_one_pass(shape, axis, parts, kinds):
         with tf.Session(graph=graph) as session:
             for found, expected in zip(session.run(pieces), np.split(x, parts, axis), strict=True):
                 np.testing.assert_array_equal(found, expected)
-    assert not Emitter(["/device:GPU:0", "/device:GPU:1"]).shared
-    assert not Emitter(["/job:worker/task:0/device:CPU:0", "/job:worker/task:1/device:CPU:0"]).shared
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_thirds_and_halves_are_moved_into_each_other(shared):
+    """Blocks that overlap in part, which splits by two, four and eight never make."""
+    cuts = (((3, 2), (1, 1)), ((2, 3), (1, 1)), ((3, 2), (2, 1)), ((2, 1), (3, 2)), ((1, 1), (6, 1)))
+    _check_moves([((12, 6), Partition((5, 0, 3, 1, 7, 2), source), Partition(tuple(range(6)), target))
+                  for source, target in itertools.permutations(cuts, 2)], shared)

@@ -169,3 +169,19 @@ def test_two_that_save_at_once_lose_nothing(path, cache_dir, monkeypatch):
     for one in both:
         one.join()
     assert [times.on["devices"] for times in load_tables(path)] == [2, 4, 8, 16]
+
+
+@pytest.mark.parametrize(("where", "value"), [
+    (("kernels", 0, "kernel", "inputs", 0, 1), [1 << 64, 0]), (("kernels", 0, "kernel", "inputs", 0, 1), [0, 10 ** 30]),
+    (("on", "memory"), 1 << 70), (("on", "memory"), 10 ** 400)])
+def test_numbers_that_no_array_holds_are_refused(path, where, value):
+    """Beside a dim of none the product of a shape tells nothing."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    place = data["tables"][1]
+    for step in where[:-1]:
+        place = place[step]
+    place[where[-1]] = value
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(FormatError, match=r"mine\.json") as caught:
+        load_tables(path)
+    assert "\n" not in str(caught.value)
