@@ -27,6 +27,7 @@ from benchmarks.commands import told_in_one_line, whole_numbers
 from benchmarks.facts import facts_text, of_rows
 from benchmarks.model_rows import ModelRows, flag_parser
 from pase_mtf import models
+from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import tf
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.export.exporter import export_graph
@@ -37,7 +38,7 @@ from pase_mtf.launch.arms.program import Program, build_program
 from pase_mtf.launch.data.synthetic import synthetic_source
 from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering.lowering import lower
-from pase_mtf.machine.machine import Machine
+from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.blocks import ALL
 from pase_mtf.runtime import Devices, session_config, unfolding_threads
 from pase_mtf.strategy.experts import data_parallel, expert, zero
@@ -52,6 +53,7 @@ _DEVICES = (4,)
 _FRACTIONS = 4
 _SECONDS = 2.0
 """Of the search of a point."""
+_ELSEWHERE = ": predicted times are those of another machine than the one that was measured on"
 _PIECES = 4
 """Into so many microbatches a batch is cut."""
 _BY_HAND = {"data_parallel": data_parallel, "expert": expert}
@@ -60,7 +62,8 @@ _BY_HAND = {"data_parallel": data_parallel, "expert": expert}
 def on_this_host(name: str, devices: int) -> Machine:
     """The machine that a name stands for, its devices in one process: they share their memory, and what kernels of this
     processor take is taken."""
-    return dataclasses.replace(Machine.load(name), shared_cores=True, unfolding_threads=unfolding_threads(devices))
+    return dataclasses.replace(load_machine(name, devices), shared_cores=True,
+                               unfolding_threads=unfolding_threads(devices))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,9 +239,9 @@ def document(results: Mapping[str, Any]) -> str:
         "## What memory buys",
         f"The fastest strategies that are found in {_SECONDS:g} s of search each, proven or not, within limits between "
         f"the lightest and what the fastest needs, priced for machine "
-        f"{results['machine']} with devices that share their cores: predicted times are those of another machine than "
-        "the one that was measured on. Measured ones are medians of a few steps, on a machine that others use, too: "
-        "rough.",
+        f"{results['machine']} with devices that share their cores"
+        f"{_ELSEWHERE * (results['machine'] != LOCAL)}. Measured ones are medians of a few steps, on a machine that "
+        "others use, too: rough.",
         markdown.table(["model", "devices", "limit, MB", "predicted, MB", "measured, MB", "predicted step, ms",
                         "measured step, ms"], bought, left=(0,)),
         "## Blocks computed again",
@@ -294,7 +297,7 @@ def _pairs(found: Mapping[tuple[str, int, str], Sequence[Mapping[str, float]]]) 
 @told_in_one_line()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures every model."""
-    parser = flag_parser(__doc__.splitlines()[0], _DEVICES, "1080ti")
+    parser = flag_parser(__doc__.splitlines()[0], _DEVICES, LOCAL)
     parser.add_argument("--random", default="1", help="seeds of random strategies (default: %(default)s)")
     parser.add_argument("--points", type=int, default=_FRACTIONS, help="of the frontier (default: %(default)s)")
     flags = parser.parse_args(arguments)

@@ -1,5 +1,6 @@
 """Pages of a row for every model and number of devices: some of them measured, for one machine, with several limits."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,6 +8,7 @@ from markdown_cells import rows
 
 from benchmarks import bfloat16, memory, model_rows, ranks, search_devices, simulator
 from pase_mtf.errors import UsageError
+from pase_mtf.machine.machine import Machine
 
 _FACTS = {"machine": "Chip", "versions": "Python 9", "commit": "abc"}
 
@@ -115,3 +117,15 @@ def test_a_training_that_fails_is_one_line(tmp_path, monkeypatch, capsys):
 def test_devices_that_are_no_numbers_are_named(tmp_path, capsys, module):
     assert module.main(["--models=alexnet", f"--output={tmp_path}", f"--work={tmp_path}", "--devices=four"]) == 2
     assert "error: --devices=four: give whole numbers" in capsys.readouterr().err
+
+
+def test_memory_is_priced_for_this_machine_where_that_is_named(monkeypatch):
+    here = dataclasses.replace(Machine.load("a100"), name="local")
+    monkeypatch.setattr(memory, "load_machine", lambda name, devices: here)
+    found = memory.on_this_host("local", 4)
+    assert (found.rates, found.shared_cores) == (here.rates, True)
+    arm = {"predicted": 2e6, "measured": 1e6, "least": 1e6, "predicted_seconds": 0.1, "measured_seconds": 0.1}
+    row = {"model": "alexnet", "devices": 4, "facts": _FACTS, "arms": {"search": arm},
+           "frontier": [{"limit": 2e6, **arm}], "again": {}, "pieces": {}}
+    pages = {name: memory.document({"machine": name, "rows": [row]}) for name in ("1080ti", "local")}
+    assert ["another machine" in page for page in pages.values()] == [True, False]
