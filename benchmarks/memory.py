@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 import statistics
 import sys
@@ -223,7 +224,7 @@ def document(results: Mapping[str, Any]) -> str:
               f"{arm['predicted'] / arm['measured']:.2f}"] for row in rows for name, arm in row["arms"].items()]
     bought = [[row["model"], str(row["devices"]), f"{point['limit'] / 1e6:.2f}", f"{point['predicted'] / 1e6:.2f}",
                f"{point['measured'] / 1e6:.2f}", f"{1e3 * point['predicted_seconds']:.2f}",
-               f"{1e3 * point['measured_seconds']:.0f}"] for row in rows for point in row["frontier"]]
+               f"{1e3 * point['measured_seconds']:.0f}"] for row in rows for point in _points(row["frontier"])]
     return "\n\n".join([
         "# Memory, predicted and measured",
         "Preset `tiny` of every model, virtual devices of one process. Measured: what TensorFlow's allocator says that "
@@ -241,7 +242,8 @@ def document(results: Mapping[str, Any]) -> str:
         f"the lightest and what the fastest needs, priced for machine "
         f"{results['machine']} with devices that share their cores"
         f"{_ELSEWHERE * (results['machine'] != LOCAL)}. Measured ones are medians of a few steps, on a machine that "
-        "others use, too: rough.",
+        "others use, too: rough. A strategy stands once, with the least of the limits within which it is found; where "
+        "one stands alone the fastest is the lightest as well: devices that share cores pay for every copy.",
         markdown.table(["model", "devices", "limit, MB", "predicted, MB", "measured, MB", "predicted step, ms",
                         "measured step, ms"], bought, left=(0,)),
         "## Blocks computed again",
@@ -263,6 +265,12 @@ def document(results: Mapping[str, Any]) -> str:
         f"{facts_text(of_rows(results['rows'], results.get('facts')))}. Reproduce with "
         "`python -m benchmarks.memory`.",
         ""])
+
+
+def _points(frontier: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    """One of each strategy, that of the least limit."""
+    return [point for before, point in itertools.pairwise([{}, *frontier])
+            if any(point[key] != before.get(key) for key in point if key != "limit")]
 
 
 def _others(rows: Sequence[Mapping[str, Any]]) -> str:
