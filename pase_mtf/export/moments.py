@@ -39,14 +39,23 @@ def moments(order: Found, steps: Steps) -> np.ndarray:
     there(held, intervals.begin, intervals.begin)
     moved = steps.copies.layer != np.array(steps.tensors.layer, np.int64)[steps.copies.name]
     there(nbytes[steps.copies.name[moved]], copies.begin[moved], copies.end[moved])
+    # What the gradients of convolutions unfold (`cost.unfolded`) is far more than what they make: those of two layers,
+    # one after the other, are of two moments.
+    unfolds = np.array([fact is not None and fact.kind == "convolution" and fact.role != "convolution"
+                        for fact in steps.tensors.maker], bool)
+    layer_at, kernels = np.full(places + 1, -1), unfolds[intervals.tensor]
+    layer_at[intervals.begin[kernels]] = np.array(steps.tensors.layer, np.int64)[intervals.tensor[kernels]]
     found: list[int] = []
     together = largest = 0.0
+    unfolding = -1  # the layer whose kernels run at this moment
     for place, (live, new) in enumerate(zip(np.cumsum(born - gone).tolist(), born.tolist(), strict=True)):
-        union, most = together + new, max(largest, live)
-        if found and place != places - 1 and place - 1 not in order.ended and union <= (1 + _JOINED) * most:
-            together, largest = union, most
+        union, most, layer = together + new, max(largest, live), int(layer_at[place])
+        is_other = min(layer, unfolding) >= 0 and layer != unfolding
+        if (found and place != places - 1 and place - 1 not in order.ended and not is_other
+                and union <= (1 + _JOINED) * most):
+            together, largest, unfolding = union, most, max(unfolding, layer)
             found.append(found[-1])
         else:
-            together = largest = live
+            together, largest, unfolding = live, live, layer
             found.append(found[-1] + 1 if found else 0)
     return np.array(found[:places])

@@ -239,7 +239,7 @@ class Steps:
             self._waiting.update(waiting)
             if waiting or not self._of_waiting.isdisjoint(sources):
                 self._of_waiting.update(makes)
-        if makes and not fact.assigns and fact.computes == "pointwise":
+        if makes and not fact.assigns and fact.computes == "pointwise" and not fact.nodes.makes_anew:
             self._write_over(step, makes[0], sources, self._names[first:])
         if makes and (whole := product_of(fact.operation)) >= 0:
             self._multiply(step, makes[0], sources, sources[whole])
@@ -273,7 +273,7 @@ class Steps:
             outputs = [tensor for tensor in outputs if tensor in self._flow.sums]
         elif fact.rule.is_constant or (not fact.reads and fact.rule.leader(operation) is not operation):
             outputs = []
-        elif fact.kind == "none" and (sources := self._sources(fact)):
+        elif (fact.kind == "none" or _is_cut_in_place(fact)) and (sources := self._sources(fact)):
             for number, tensor in enumerate(outputs):
                 source = sources[min(number, len(sources) - 1)]
                 self._views[self.tensors.of(tensor)] = self._lies_in(source)
@@ -335,6 +335,11 @@ class Steps:
                 for loop in (*fact.loops, *([fact.operation] if fact.operation in found else [])):
                     found[loop].members.append(step)
         return found
+
+
+def _is_cut_in_place(fact: OperationFacts) -> bool:
+    """Whether it cuts rows that lie as they are needed: TensorFlow copies nothing, and any of them keeps the whole."""
+    return fact.kind == "gather" and not fact.nodes.traffic
 
 
 def _columns(rows: Sequence[tuple[int, ...]], width: int) -> np.ndarray:

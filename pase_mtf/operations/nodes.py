@@ -24,9 +24,10 @@ class Nodes:
       flops: of the matrix products and convolutions among those of a function of slices.
       multiplies: "matmul" or "convolution", whichever has most of these; "" where there are none.
       besides: unsplit bytes of the largest tensor that such a function makes besides what it returns, where that is
-        larger than all of this; else 0.
+        larger than all of this, or of what a kernel needs for itself; else 0.
       is_stateful: whether such a function does something else every time (it draws random numbers, say), or nobody
         knows what it does.
+      makes_anew: whether a node as large as its result writes over nothing that it reads.
     """
 
     count: int = 1
@@ -36,6 +37,7 @@ class Nodes:
     multiplies: str = ""
     besides: float = 0.0
     is_stateful: bool = False
+    makes_anew: bool = False
 
 
 def broadcast_runs(whole: mtf.Tensor, inputs: Sequence[mtf.Tensor]) -> float:

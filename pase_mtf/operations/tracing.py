@@ -28,6 +28,8 @@ search that tries what fits."""
 # Neither compute nor move anything: they are there, or pass on their input.
 _STILL = frozenset({"Const", "Placeholder", "Identity", "NoOp", "StopGradient"})
 _VIEWS = frozenset({"Reshape", "ExpandDims", "Squeeze", "Shape", "ShapeN"})
+# What these make is of the shape of what they read, perhaps, and lies beside it all the same.
+_ANEW = frozenset({"AvgPool", "AvgPoolGrad", "ReverseV2"})
 # What they run stands in another graph, or once for all iterations.
 _LOOPS = frozenset({"While", "StatelessWhile", "LoopCond"})
 # Elementwise, and broadcast a tensor of fewer dims over the other.
@@ -188,10 +190,14 @@ def _trace(function: Callable, operation: mtf.SlicewiseOperation, gradients: Seq
         known = {tensor.ref() for tensor in (*given, *results)}
         inner = max((_bytes([x]) for node in moving for x in node.outputs if x.ref() not in known), default=0)
         besides = inner if inner > max((_bytes([x]) for x in results), default=0) else 0
+        # It finds the maxima once more: their places, of 8 bytes each, and the maxima where others still read them.
+        besides = max([besides, *(_size(node.inputs[1]) * (8 + node.inputs[1].dtype.size)
+                                  for node in moving if node.type == "MaxPoolGrad")])
     # What is handed on as it is, or in another shape, nobody copies.
     times = max(traffic, ends) / max(ends, 1) if moving or not results else 0.0
     return Nodes(max(len(run), 1), times, float(runs), products.flops, products.kind,
-                 float(besides), any(node.op_def.is_stateful for node in made))
+                 float(besides), any(node.op_def.is_stateful for node in made),
+                 any(node.type in _ANEW and _bytes(node.outputs) >= _bytes(results[:1]) for node in moving))
 
 
 def _node_runs(node: tf.Operation) -> int:

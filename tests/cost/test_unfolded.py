@@ -153,3 +153,30 @@ def test_the_gradients_of_a_transposed_convolution_unfold_what_goes_into_it():
     held = [MemoryModel(exported, unfolding_threads=threads).layer(number, [Configuration()], kernel.held[0].begin)[0]
             for threads in (0, 1)]
     assert held[1] - held[0] == _of(8, 16, 32, 4, 64, 0)
+
+
+def test_convolutions_one_after_the_other_do_not_unfold_at_once():
+    """Though what they make is little beside what is there all the time."""
+    image = [mtf.Dimension(*dim) for dim in (("batch", 8), ("h", 14), ("w", 14))]
+    first, inner, last = (mtf.Dimension(name, 16) for name in ("first", "inner", "last"))
+    deep, high, wide = (mtf.Dimension(*dim) for dim in (("deep", 4096), ("kh", 3), ("kw", 3)))
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        large = mtf.import_tf_tensor(mesh, tf.placeholder(tf.float32, [4096, 8, 14, 14, 16]),
+                                     mtf.Shape([deep, *image, first]))
+        ends = [mtf.get_variable(mesh, name, mtf.Shape(dims), initializer=tf.zeros_initializer())
+                for name, dims in (("deep", [deep]), ("one", [high, wide, first, inner]),
+                                   ("other", [high, wide, inner, last]))]
+        x = mtf.einsum([large, ends[0]], output_shape=[*image, first])
+        for filters in ends[1:]:
+            x = mtf.ops.Conv2dOperation(x, filters, [1] * 4, "SAME").outputs[0]
+        for end, gradient in zip(ends, mtf.gradients([mtf.reduce_sum(mtf.square(x))], ends), strict=True):
+            mtf.assign_sub(end.operation, gradient)
+        exported = export_graph(graph)
+    plain, model = MemoryModel(exported), MemoryModel(exported, unfolding_threads=1)
+    held, without = ([[float(of.layer(number, [Configuration()], moment)[0]) for number in range(len(exported.layers))]
+                      for moment in range(of.moments)] for of in (model, plain))
+    unfolding = [sum(map(float.__gt__, *pair)) for pair in zip(held, without, strict=True)]
+    assert sum(unfolding) >= 2
+    assert max(unfolding) == 1

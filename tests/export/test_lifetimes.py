@@ -250,3 +250,37 @@ def test_what_is_shown_is_there_though_it_was_written_over_something_else():
         _shown_until_later(mesh, logits + bias)
 
     assert _largest(with_bias) >= _largest(_shown_until_later)  # it took 2048 - 256 bytes less
+
+
+def test_what_pools_or_turns_round_is_made_beside_what_it_reads():
+    """As large as it is: TensorFlow's kernels for these write over nothing."""
+    rows, columns = mtf.Dimension("rows", 16), mtf.Dimension("columns", 16)
+
+    def largest(function):
+        def build(mesh, logits):
+            image = mtf.broadcast(logits, mtf.Shape([B, rows, columns, V]))
+            made = mtf.slicewise(function, [image], splittable_dims=[B])
+            mtf.reduce_sum(made, output_shape=[B])
+        return _largest(build)
+
+    whole = 4 * 8 * 16 * 16 * 64
+    assert whole <= largest(tf.nn.relu) < 1.5 * whole
+    assert largest(lambda x: tf.raw_ops.AvgPool(
+        value=x, ksize=[1, 3, 3, 1], strides=[1] * 4, padding="SAME")) >= 2 * whole
+    assert largest(lambda x: tf.reverse(x, [1])) >= 2 * whole
+
+
+def test_rows_that_are_cut_out_keep_what_they_are_of():
+    """Aligned rows are shown, as prices know; columns are copied."""
+    rows, more = mtf.Dimension("rows", 1024), mtf.Dimension("more", 1024)
+
+    def largest(name):
+        def build(mesh, logits):
+            few = mtf.slice(mtf.broadcast(logits, mtf.Shape([rows, B, V])), 0, 16, name)
+            later = mtf.broadcast(mtf.reduce_sum(few, output_shape=[B]), mtf.Shape([more, B, V]))
+            mtf.einsum([few, mtf.reduce_sum(later, output_shape=[B])], output_shape=[B])
+        return _largest(build)
+
+    whole = 4 * 1024 * 8 * 64
+    assert largest("vocab") < 1.8 * whole
+    assert largest("rows") >= 2 * whole

@@ -288,3 +288,19 @@ def test_numbers_that_functions_and_branches_of_tensorflow_draw_are_seen(x):
         return tf.cond(tf.reduce_sum(x) > 0.0, lambda: x + tf.random.uniform([4, 8]), lambda: x)
     assert [draws_anew(_slicewise(function, x).operation) for function in (_noisy(None), branched, _noisy(3))] == [
         True, True, False]
+
+
+def test_the_gradient_of_a_maximum_finds_the_maxima_once_more():
+    """Their places in 64 bits, and themselves: that is less than what it returns, and there beside it."""
+    batch, row, column, channel = (mtf.Dimension(name, size) for name, size in (
+        ("batch", 2), ("row", 16), ("column", 16), ("channel", 16)))
+    halves = [mtf.Dimension("row", 8), mtf.Dimension("column", 8)]
+    with tf.Graph().as_default():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.import_tf_tensor(mesh, tf.ones([2, 16, 16, 16]), mtf.Shape([batch, row, column, channel]))
+        y, dy = (mtf.import_tf_tensor(mesh, tf.ones([2, 8, 8, 16]), mtf.Shape([batch, *halves, channel]))
+                 for _ in range(2))
+        dx = mtf.slicewise(lambda x, y, dy: tf.raw_ops.MaxPoolGrad(
+            orig_input=x, orig_output=y, grad=dy, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="VALID"),
+            [x, y, dy], splittable_dims=[batch, channel])
+        assert nodes_of(dx.operation).besides == 2 * 8 * 8 * 16 * (8 + 4)
