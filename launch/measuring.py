@@ -153,6 +153,7 @@ def parse(arguments: Sequence[str]) -> Request:
     values = _flag_values()
     read_flags(values, "pase_mtf.calibration", __doc__ or "", arguments)
     chosen: dict[str, Any] = {name: values[name].value for name in values}
+    chosen["graph"] = list(map(os.path.expanduser, chosen["graph"]))  # as python -m pase_mtf.layout does
     named, graphs = (tuple(dict.fromkeys(chosen[name])) for name in ("model", "graph"))
     seconds = chosen["seconds"]
     if seconds is not None and not 0.0 < seconds <= _MOST_SECONDS:

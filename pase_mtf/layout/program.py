@@ -212,8 +212,10 @@ class Program:
         with capture_graph() as captured, placeholder_masters(), shared_scalars(), quick_scopes(), uncollected():
             try:
                 result = self._build_graph(**given)
-            except TypeError as error:  # its decorator gives it nothing, either
-                if " missing " in str(error) and any(repr(name) in str(error) for name in self._lacking):
+            except (TypeError, UsageError) as error:  # its decorator gives it nothing, either
+                cause = error if isinstance(error, TypeError) else error.__cause__  # as `layout.named` has it
+                if isinstance(cause, TypeError) and " missing " in str(cause) and any(
+                        repr(name) in str(cause) for name in self._lacking):
                     raise self._needs() from error
                 raise
         if captured.found:

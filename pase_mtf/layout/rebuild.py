@@ -308,8 +308,8 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
             break
         trials.try_layout(layout)
     bound = trials.try_candidates()
-    if request.expired() and not trials.usable() and math.isfinite(bound):
-        # Time was over before one was found: what is fixed, and nothing else, may be the answer.
+    if not trials.usable() and math.isfinite(bound):
+        # Time or patience was over before one was found: what is fixed, and nothing else, may be the answer.
         trials.try_layout(_Strings.of(first_graph.search.meshes[0], {
             dim: axis for dim, axis in request.fixed.items() if axis is not None}))
         bound = trials.try_candidates()

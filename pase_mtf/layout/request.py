@@ -11,7 +11,15 @@ from pase_mtf.amounts import bytes_text, needed_text, parse_bytes
 from pase_mtf.errors import UsageError, shortened
 from pase_mtf.layout.layout import LayoutCost
 from pase_mtf.layout.search import Candidate
-from pase_mtf.layout.space import MAX_AXES, GivenLayout, MeshShape, parse_layout, parse_mesh_shape, parse_rules
+from pase_mtf.layout.space import (
+    MAX_AXES,
+    GivenLayout,
+    MeshShape,
+    order_matters,
+    parse_layout,
+    parse_mesh_shape,
+    parse_rules,
+)
 from pase_mtf.layout.verify import Memo
 from pase_mtf.machine.machine import Machine
 
@@ -68,7 +76,10 @@ class Request:
         mesh = parse_mesh_shape(cost.mesh_shape)
         rules = parse_rules(cost.layout_rules, mesh)
         effect = Candidate(0.0, mesh, {dim: mesh.names.index(axis) for dim, axis in rules.items()}).effect
-        return not cost.doubt and (self.mesh is not None or len(effect) <= MAX_AXES)
+        used = sum(bool(dims) for dims, _ in effect)
+        # Where no link tells devices apart, the axes over which nothing is split are as good as one.
+        axes = len(effect) if order_matters(self.machine, self.devices) else used + (used < len(effect))
+        return not cost.doubt and (self.mesh is not None or axes <= MAX_AXES)
 
     def expired(self) -> bool:
         """Whether there is no time left."""

@@ -58,9 +58,10 @@ def _lower_constant(op: mtf.ops.Constant, lowering: Lowering) -> None:
         whole = tf.constant(op._value, output.dtype, output.shape.to_integer_list)
         lowering.set_tensor_lowering(output, impl.import_tf_tensor(output, whole))
         return
-    if output.dtype.is_integer and op._value % 1:  # NumPy would cut it off; stock lowering stops there, too
-        raise UsageError(f"operation {op.name}: {op._value} is no {output.dtype.name}; give a whole number, or make "
-                         "the constant of a floating type")
+    # NumPy would cut off what does not fit; stock lowering stops there, too.
+    if output.dtype.is_integer and (op._value % 1 or not output.dtype.min <= op._value <= output.dtype.max):
+        raise UsageError(f"operation {op.name}: {op._value} is no {output.dtype.name}; give a whole number that it "
+                         "holds, or make the constant of a floating type")
     shape = tuple(impl.slice_shape(output.shape))
     lowering.set_tensor_lowering(output, impl.per_device(
         lambda device: lowering.emitter.constant(device, op._value, output.dtype, shape)))

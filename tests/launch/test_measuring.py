@@ -443,3 +443,8 @@ def test_files_in_the_home_folder(monkeypatch, tmp_path):
     request = measuring.parse(["--model=alexnet", "--preset=~/sizes.json", "--save=~/mine.json"])
     assert request.save == str(tmp_path / "mine.json")
     assert request.program["preset"] == str(tmp_path / "sizes.json")
+
+
+def test_a_program_in_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert measuring.parse(["--graph=~/program.py:build_graph"]).graphs == (f"{tmp_path}/program.py:build_graph",)

@@ -123,3 +123,13 @@ def test_a_dim_of_another_model_that_no_rule_can_mention_is_a_note():
         found = find_layout(graph, 4, [loss], FLAT, compare=[("all:4", {"batch": "all", "their dim": "all"})])
     assert (found.compared[0].layout_rules, found.compared[0].problem) == ("batch:all", "")
     assert any("'their dim' is no dim of the graph" in note for note in found.notes)
+
+
+def test_axes_over_which_nothing_is_split_are_one_wherever_they_stand():
+    def build(mesh_shape, layout):
+        graph = mtf.Graph()
+        shape = mtf.Shape([mtf.Dimension(name, size) for name, size in (("a", 2), ("b", 2), ("odd", 1501))])
+        return graph, [mtf.square(mtf.import_tf_tensor(mtf.Mesh(graph, "mesh"), tf.zeros([2, 2, 1501]), shape))]
+    found = find_layout(build, 16, machine=FLAT, compare=["w:2;x:2;y:2;z:2;a:x;b:z"])
+    assert found.layout_rules == "a:x;b:z"
+    assert found.search["optimal"]

@@ -404,3 +404,14 @@ def test_a_program_in_the_home_folder(program, monkeypatch, tmp_path, capsys):
     code, out, err = run(capsys, "--graph=~/their_program.py:build_graph", "--mesh=8", "--machine=h100")
     assert code == 0, err
     assert out.startswith("--mesh_shape=")
+
+
+def test_what_a_decorated_function_needs_is_told_as_of_any(tmp_path, monkeypatch, capsys):
+    (tmp_path / "decorated_program.py").write_text(
+        "import functools\n\n\ndef timed(function):\n    @functools.wraps(function)\n"
+        "    def inner(*args, **kwargs):\n        return function(*args, **kwargs)\n    return inner\n\n\n"
+        "@timed\ndef build_graph(params):\n    return params\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code, out, err = run(capsys, f"--graph={tmp_path}/decorated_program.py:build_graph", "--mesh=2", "--machine=h100")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("error: build_graph needs arguments (params); give a function")

@@ -9,8 +9,10 @@ import pytest
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.layout import progress
+from pase_mtf.layout import progress, search
 from pase_mtf.layout.find import find_layout
+from pase_mtf.layout.graph import GraphSearch
+from pase_mtf.layout.legality import Problem
 from pase_mtf.layout.progress import Progress
 from pase_mtf.machine.machine import Link, Machine
 
@@ -133,3 +135,14 @@ def test_without_time_what_is_fixed_is_an_answer_of_a_program_that_takes_its_lay
     assert found.layout_rules == ";".join(f"{dim}:{axis}" for dim, axis in fixed.items() if axis)
     assert found.seconds >= best.seconds * (1 - 1e-9)
     assert found.seconds / (1 + found.search["gap"]) <= best.seconds * (1 + 1e-9)
+
+
+def test_without_patience_what_is_fixed_is_an_answer_whether_a_program_takes_its_layout_or_not(monkeypatch):
+    def takes_its_layout(mesh_shape, layout):
+        return build()
+    monkeypatch.setattr(search, "_PATIENCE", -1)
+    monkeypatch.setattr(GraphSearch, "_verify", lambda _, shape, rules: Problem("", (), "never") if rules else None)
+    for program in (build, takes_its_layout):
+        found = find_layout(program, 4, machine=FLAT)
+        assert (found.layout_rules, found.best.problem) == ("", "")
+        assert not found.search["optimal"]

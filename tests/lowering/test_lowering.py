@@ -135,3 +135,12 @@ def test_halves_and_thirds_train_as_one_device_does(shared):
     want = one_device("large_sums", "sgd", tf.float64)
     _same([got.losses, *got.outputs], [want.losses, *want.outputs], 1e-9)
     harness.assert_same(got.variables, want.variables)
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(1e10, tf.int32), (2 ** 40, tf.int32), (-1, tf.uint8)])
+def test_a_constant_that_is_too_large_for_its_type_is_refused(value, dtype):
+    with tf.Graph().as_default():
+        graph, devices = mtf.Graph(), harness.device_names(2)
+        mtf.constant(mtf.Mesh(graph, "mesh"), value, mtf.Shape([mtf.Dimension("a", 4)]), dtype)
+        with pytest.raises(UsageError, match=f"constant: {value} is no {dtype.name}"):
+            PlanLowering(graph, uniform_plan(graph, "all:2", "a:all", devices), devices)

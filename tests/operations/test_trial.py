@@ -430,3 +430,12 @@ class _FilteredWithin(_FilteredByAFunction):
 def test_operations_that_differ_in_an_array_deep_within_are_tried_each(x):
     assert try_operation(_FilteredWithin(x, [0.0, 1.0, 0.0])).splits == ("batch", "width")
     assert try_operation(_FilteredWithin(x, [0.25, 0.5, 0.25])).splits == ("batch",)
+
+
+def test_a_place_is_seen_among_many_sizes():
+    """Each twice as large as the one before, five dims were too large to be tried, and all of one size were."""
+    dims = [dim(name, size) for name, size in (("a", 16), ("b", 24), ("c", 32), ("d", 48), ("width", 64))]
+    with tf.Graph().as_default():
+        x = mtf.import_tf_tensor(Builder(tf.float32).mesh, tf.zeros([16, 24, 32, 48, 64]), mtf.Shape(dims))
+        found = try_operation(own.Masked(x, 48))
+    assert (found.splits, set(found.whole)) == (("a", "b", "c", "d"), {"width"})
