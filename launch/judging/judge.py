@@ -104,8 +104,13 @@ class Judge:
         if self._before and not agree(found.first_loss, self._before[0], allowed):
             return (f"{suspicion}; in float64 every arm of this run is right, and the loss at the checkpoint is "
                     f"{found.first_loss:.7g}: the data is not what {RUN_BEFORE} had, or its strategy was wrong")
-        self.note = (f"{suspicion}: rounding, no error; in float64 all arms compute what one device does "
-                     f"({found.steps} steps)")
+        # Of the run before nothing but its losses is known, and later ones may be those of other data, too.
+        other = next((step for step, (loss, had) in enumerate(zip(found.losses, self._before, strict=False))
+                      if not agree(loss, had, 2.0 ** step * max(_FIRST_LOSS, self._first) * max(
+                          abs(loss), abs(found.first_loss), _LEAST_LOSS))), None)
+        what = "rounding, no error" if other is None else (
+            f"by step {self._plan.first_step + other} {RUN_BEFORE} had other data, or its strategy was wrong")
+        self.note = f"{suspicion}: {what}; in float64 all arms compute what one device does ({found.steps} steps)"
         tqdm.write(f"note: {self.note}")
         return None
 

@@ -49,11 +49,13 @@ class Settled:
       wrong: arm -> how it differs from one device; empty where all are right.
       first_loss: of the first step, on one device.
       steps: that were compared.
+      losses: of these, on one device.
     """
 
     wrong: dict[str, str]
     first_loss: float
     steps: int
+    losses: Sequence[float] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +106,7 @@ def settle(plan: Plan, chosen: Mapping[str, Chosen], names: Sequence[str], batch
         difference = _difference(name, found, expected, plan.options.optimizer, mine is not None)
         if difference:
             wrong[name] = difference
-    return Settled(wrong, expected.losses[0], len(batches))
+    return Settled(wrong, expected.losses[0], len(batches), expected.losses)
 
 
 def _course(arm: Arm, batches: Sequence[Batch]) -> _Course:

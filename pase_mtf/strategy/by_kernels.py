@@ -5,6 +5,7 @@ Either the devices at hand measure them, when a search asks, or a file tells wha
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -106,7 +107,10 @@ def kernels_of(program: object, graph: ComputationGraph, *, turns: bool = False)
     from pase_mtf.lowering.kept_traces import KeptTraces
     from pase_mtf.lowering.kernels import GraphKernels
     code = code_version()
-    return GraphKernels(program, graph, KeptTraces(traces_path(), code) if code else None, turns=turns)
+    kept: KeptTraces | None = None
+    with contextlib.suppress(UsageError):  # without a home folder nothing is kept; times of a file need no place
+        kept = KeptTraces(traces_path(), code) if code else None
+    return GraphKernels(program, graph, kept, turns=turns)
 
 
 def prices_by_kernels(program: object, graph: ComputationGraph, kernels: KernelMeter | SavedKernels,

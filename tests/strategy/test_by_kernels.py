@@ -5,6 +5,7 @@ import contextlib
 import math
 import time
 
+import platformdirs
 import pytest
 
 from pase_mtf import export_graph, find_strategy
@@ -218,3 +219,12 @@ def test_data_parallelism_is_not_taken_for_as_good_because_it_is_estimated_too_l
     found = find_strategy(program, 4, prices="measured", simple_within=1e3)
     assert found.configurations != by_hand
     assert "simpler" not in found.search
+
+
+def test_without_a_home_folder_kernels_of_a_file_are_priced_by(saved, program, monkeypatch):
+    """None is measured, and what operations become need not be kept."""
+    def unknown(*_, **__):
+        raise RuntimeError("could not determine the home directory for '~/.cache'")
+    expected = find_strategy(program, 4, machine=saved)
+    monkeypatch.setattr(platformdirs, "user_cache_path", unknown)
+    assert find_strategy(program, 4, machine=saved).seconds == pytest.approx(expected.seconds)

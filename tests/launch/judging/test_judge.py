@@ -239,3 +239,20 @@ def test_a_loss_of_next_to_nothing_at_a_checkpoint_may_be_rounding(tmp_path, mon
     said = found.check(SimpleNamespace(losses=lambda name, since: losses[name][since:], first_step=0))
     assert (said is not None) == other_data
     assert (found.note is None) == other_data
+
+
+@pytest.mark.parametrize(("before", "other_data"), [([2.0, 1.9004], False), ([2.0, 2.5], True)])
+def test_what_the_run_before_lost_later_on_is_rounding_only_where_float64_says_so(tmp_path, monkeypatch, before,
+                                                                                 other_data):
+    """Of a wrong gradient, or of data that is other from the second batch on, the first loss tells nothing."""
+    plan = resolve(parse_command_line(["--model=alexnet", "--preset=tiny", "--mesh=4", "--devices=cpu",
+                                       "--machine=h100", f"--output_dir={tmp_path / 'run'}"]))
+    monkeypatch.setattr(judge, "settle", lambda *_: Settled({}, 2.0, 3, (2.0, 1.9, 1.8)))
+    monkeypatch.setattr(judge, "losses_before", lambda plan: before)
+    arms = [SimpleNamespace(name="search", differing_replicas=lambda: None)]
+    found = Judge(plan, {"search": None}, arms, SimpleNamespace(batches=lambda step: iter(())))
+    losses = {"search": [2.0, 1.9]}
+    assert found.check(SimpleNamespace(losses=lambda name, since: losses[name][since:], first_step=0)) is None
+    assert found.note.startswith("losses differ at step 1: the run before")
+    assert ("rounding, no error" in found.note) is not other_data
+    assert ("by step 1 the run before had other data, or its strategy was wrong" in found.note) is other_data
