@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
+import math
 import socket
 import sys
 import time
@@ -32,6 +33,8 @@ JOINS_WITHIN = 20.0
 """Seconds after which a launcher that did not come counts as missing."""
 
 _LOOK_EVERY = 0.1
+_TOLD_WITHIN = 3.0
+"""Seconds in which launchers that come yet are told why there is no run."""
 _PACKAGES = ("pase_mtf", "tensorflow", "tensorflow-cpu", "mesh-tensorflow")
 
 
@@ -131,16 +134,19 @@ def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_W
     came: dict[int, Connection] = {}
     strangers: list[Connection] = []
     seconds: list[_Second] = []
-    end = time.monotonic() + within
+    end, failed = time.monotonic() + within, math.inf
     from_elsewhere = len({split_address(task)[0] for task in tasks}) > 1
     with listen(control_address(tasks), from_elsewhere) as door:
         try:
             while len(came) < len(tasks) - 1 or seconds or not (ready is None or ready.done()):
                 if interrupts.asked:
                     raise KeyboardInterrupt
-                if ready is not None and ready.done():
-                    ready.result()
-                if len(came) == len(tasks) - 1:
+                if ready is not None and ready.done() and ready.exception() is not None:
+                    # Those who are on their way, as they are after a fault, would wait for nobody: they are told.
+                    failed = min(failed, time.monotonic())
+                    if len(came) == len(tasks) - 1 or time.monotonic() >= failed + _TOLD_WITHIN:
+                        ready.result()
+                elif len(came) == len(tasks) - 1:
                     end = time.monotonic() + within
                 elif time.monotonic() >= end:
                     missing = [f"rank {rank} ({task})" for rank, task in enumerate(tasks) if rank and rank not in came]
@@ -311,8 +317,16 @@ def join_run(membership: Membership, restarts: int, interrupts: Interrupts, with
       UsageError: the port of the process is taken.
     """
     _check_alone(membership)
+    begun = False
     while True:
-        connection = _knock(membership, interrupts, within)
+        try:
+            connection = _knock(membership, interrupts, within)
+        except KeyboardInterrupt:
+            if not begun:
+                raise
+            print(f"[rank {membership.rank}] interrupted before the run was started again; nothing was written after "
+                  "its last checkpoint", file=sys.stderr, flush=True)
+            return interrupts.answer()
         started: list[TaskProcess] = []
         try:
             message = _serve(membership, connection, started, interrupts)
@@ -323,7 +337,7 @@ def join_run(membership: Membership, restarts: int, interrupts: Interrupts, with
         again = message.get("again", restarts > 0 and "end" not in message and not interrupts.asked)
         if not again:
             break
-        restarts -= 1
+        restarts, begun = restarts - 1, True
         print(f"[rank {membership.rank}] {message.get('error')}; starting again", file=sys.stderr, flush=True)
     if message.get("error"):
         print(f"[rank {membership.rank}] error: {shortened(message['error'], 300, quoted=False)}", file=sys.stderr,

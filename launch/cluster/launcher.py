@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeVar
 
 import filelock
 
-from pase_mtf.errors import ClusterError, PaseError
+from pase_mtf.errors import ClusterError, PaseError, UsageError
 from pase_mtf.files import take_lock
 from pase_mtf.interrupts import LAST_WISH, ONE_WISH, Interrupts
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint, forget_half_written
@@ -33,7 +33,18 @@ from pase_mtf.launch.cluster.network import Network, own_network
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, Watched, end_all, start_worker
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.run_folder import AUTO, LOCK, METRICS, files_of_run, has_checkpoint, steps_done, went_well
+from pase_mtf.launch.resumption import contradiction
+from pase_mtf.launch.run_folder import (
+    AUTO,
+    LOCK,
+    METRICS,
+    files_of_run,
+    has_checkpoint,
+    has_results,
+    load_run_config,
+    steps_done,
+    went_well,
+)
 
 __all__ = ["Fault", "Outcome", "launch", "local_addresses", "options_after", "watch"]
 
@@ -112,7 +123,7 @@ def watch(processes: Sequence[Watched], interrupts: Interrupts, sleep: Callable[
         elif code is not None:
             # As of any other rank; by a signal, whose number a shell expects above 128, it ends as it should.
             own = code == 0 or code in SAID_WHY or code > 128
-            return Outcome(code) if own or interrupts.asked else Outcome(
+            return Outcome(code) if own else Outcome(  # after a signal, too: `_with_restarts` says what is lost then
                 ClusterError.exit_code, Fault(0, f"ended with exit code {code}"))
         sleep(_LOOK_EVERY)
 
@@ -225,7 +236,10 @@ def _with_restarts(plan: Plan, member: Membership, others: list[RemoteTask], int
 
 def _again(plan: Plan, fault: str, which: str) -> ResolvedOptions:
     """The options that take a run up again after a fault; a line says from where."""
-    options = options_after(plan)
+    try:
+        options = options_after(plan)
+    except PaseError as error:  # else nobody would learn what has ended the run
+        raise type(error)(f"{fault}; {error}") from error
     where = f"the checkpoint in {options.resume}" if options.resume not in (None, AUTO) else "the first step"
     print(f"{fault}; starting again from {where} ({which})", file=sys.stderr, flush=True)
     return options
@@ -351,12 +365,18 @@ def options_after(plan: Plan) -> ResolvedOptions:
     Raises:
       FormatError: checkpoints were written, and none is whole any more, or none can be read now: they stay as they are.
       ClusterError: a run has ended in the folder.
+      UsageError: it would begin anew as another training.
     """
     options = plan.options
     if (options.resume == AUTO or not options.in_place) and not has_checkpoint(options.output_dir):
         if not options.in_place and os.path.exists(files_of_run(options.output_dir)[0]):
             raise ClusterError(f"--output_dir={options.output_dir}: a run has ended there, and summary.json tells "
                                "what came of it; none is begun anew")
+        # The file of a preset may have been edited since: begun anew, it would be another training of the same name.
+        if not options.in_place and has_results(options.output_dir) and (
+                other := contradiction(options, load_run_config(options.output_dir))):
+            raise UsageError(f"--output_dir={options.output_dir}: the run there has no checkpoint to go on from, and "
+                             f"was started with {other}; put that back, or start anew in another folder")
         return options
     checkpoint = find_checkpoint(options.output_dir)
     return options.going_on(options.output_dir, plan.first_step + options.warmup + options.steps - checkpoint.step)

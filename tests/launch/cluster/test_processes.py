@@ -115,13 +115,13 @@ def test_rank_0_that_crashes_is_a_fault_as_any_other_rank(start, code, restarted
     end_all(tasks)
 
 
-def test_rank_0_that_crashes_when_it_was_to_end_is_not_started_again(start):
+def test_rank_0_that_crashes_when_it_was_to_end_is_a_fault_too(start):
     tasks = start("raise SystemExit(1)", _WAIT)
     tasks[0].wait(10)
     with Interrupts() as interrupts:
         interrupts.hold()
         signal.raise_signal(signal.SIGTERM)
-        assert watch(tasks, interrupts) == Outcome(1)
+        assert watch(tasks, interrupts) == Outcome(7, Fault(0, "ended with exit code 1"))
 
 
 @pytest.mark.parametrize("code", [2, 5])

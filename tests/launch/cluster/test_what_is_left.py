@@ -10,12 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from pase_mtf.errors import ClusterError
+from pase_mtf.errors import ClusterError, FormatError, UsageError
+from pase_mtf.exit_codes import exit_code_of
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.cluster import hosts, launcher
 from pase_mtf.launch.cluster.launcher import Fault, Outcome
 from pase_mtf.launch.cluster.membership import Membership
+from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.files import RunFiles
+from pase_mtf.launch.plan import resolve
 
 
 def test_a_folder_goes_where_what_is_open_is_kept(tmp_path, monkeypatch):
@@ -157,3 +160,49 @@ def test_another_host_says_that_rank_0_was_lost_when_the_run_was_to_end(monkeypa
         code = hosts.join_run(Membership(("a:1", "b:1"), 1, 2, "cpu"), 3, interrupts)
     assert (code, said) == (7, [{"signal": 15, "wish": 1}])
     assert capsys.readouterr().err == "[rank 1] error: rank 0 (a:1): its launcher closed its connection\n"
+
+
+def test_a_preset_that_was_edited_since_is_not_begun_anew_in_the_place_of_the_run(tmp_path, preset):
+    """Before the first checkpoint: the folder would be cleared, and hold another model."""
+    mine, folder = tmp_path / "mine.json", tmp_path / "run"
+    shutil.copy(preset, mine)
+    plan = resolve(parse_command_line(["--model=alexnet", f"--preset={mine}", "--mesh=2", "--devices=cpu",
+                                       "--machine=h100", "--cluster=local:2", f"--output_dir={folder}"]))
+    folder.mkdir()
+    (folder / "config.json").write_text(plan.config_json())
+    (folder / "metrics.jsonl").write_text("{}\n")
+    assert launcher.options_after(plan) is plan.options
+    mine.write_text(json.dumps({**json.loads(mine.read_text()), "dropout": 0.5}))
+    with pytest.raises(UsageError, match=r"was started with other sizes in --preset=.*mine\.json"):
+        launcher.options_after(plan)
+
+
+def test_what_ended_a_run_is_told_where_it_cannot_be_started_again(tmp_path):
+    folder = tmp_path / "run"
+    (folder / "checkpoint" / "step-4").mkdir(parents=True)
+    plan = SimpleNamespace(options=SimpleNamespace(output_dir=str(folder), in_place=False, resume=None), first_step=0)
+    with pytest.raises(FormatError, match=r"^rank 1 was killed by SIGKILL; .*there is no whole checkpoint"):
+        launcher._again(plan, "rank 1 was killed by SIGKILL", "restart 1 of 3")
+
+
+def test_another_host_that_is_to_end_before_a_run_starts_again_does_not_say_that_nothing_was_measured(
+        monkeypatch, capsys):
+    again = {"end": 7, "error": "rank 2 was killed", "again": True}
+    wires = [SimpleNamespace(messages=lambda: [{"start": True}, again], lost=None, close=lambda: None)]
+
+    def knock(*_):
+        if wires:
+            return wires.pop()
+        signal.raise_signal(signal.SIGTERM)
+        raise KeyboardInterrupt  # as it does where somebody has asked
+    monkeypatch.setattr(hosts, "_check_alone", lambda member: None)
+    monkeypatch.setattr(hosts, "_knock", knock)
+    monkeypatch.setattr(hosts, "start_worker", lambda member: None)
+    monkeypatch.setattr(hosts, "end_all", lambda processes: None)
+    member = Membership(("a:1", "b:1"), 1, 2, "cpu")
+    with Interrupts(at_once=False) as interrupts:
+        code = exit_code_of(lambda: interrupts.hold() or hosts.join_run(member, 3, interrupts), interrupts, smaller="")
+    assert code == 143
+    assert capsys.readouterr().err.splitlines() == [
+        "[rank 1] rank 2 was killed; starting again",
+        "[rank 1] interrupted before the run was started again; nothing was written after its last checkpoint"]

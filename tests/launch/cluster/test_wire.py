@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from cluster_runs import free_hosts
 
-from pase_mtf.errors import ClusterError, UsageError
+from pase_mtf.errors import ClusterError, FormatError, UsageError
 from pase_mtf.interrupts import Interrupts
 from pase_mtf.launch.cluster import hosts, wire
 from pase_mtf.launch.cluster.membership import Membership
@@ -143,3 +143,29 @@ def test_what_to_do_about_hosts_that_differ(name, theirs, mine, remedy):
     says = f"rank 1 \\(b:1\\) was started with {name}={theirs}, rank 0 with {name}={mine}; {remedy}"
     with pytest.raises(ClusterError, match=says):
         hosts._take(1, None, {name: theirs}, {}, {name: mine}, ("a:1", "b:1"))
+
+
+def test_what_rank_0_finds_wrong_at_once_is_told_to_those_who_are_on_their_way(monkeypatch):
+    """As after a fault: they were told to come again, and end their workers first."""
+    monkeypatch.setattr(hosts, "_TOLD_WITHIN", 30.0, raising=False)
+    tasks, ready, known, outcomes = tuple(free_hosts(2)), Future(), hosts._at, []
+    here, there = (Membership(tasks, rank, 2, "cpu") for rank in range(2))
+    ready.set_exception(FormatError("there is no whole checkpoint"))
+
+    def join():
+        try:
+            outcomes.append(hosts.join_run(there, 0, Interrupts(), within=5.0))
+        except ClusterError as error:
+            outcomes.append(error)
+    joining = threading.Thread(target=join, daemon=True)
+
+    def at(door):
+        found = known(door)
+        if joining.ident is None:  # it comes after the first look
+            joining.start()
+        return found
+    monkeypatch.setattr(hosts, "_at", at)
+    with pytest.raises(FormatError, match="no whole checkpoint"):
+        hosts.meet(here, Interrupts(), ready=ready)
+    joining.join(30)
+    assert outcomes == [2]
