@@ -240,7 +240,11 @@ class Steps:
             if waiting or not self._of_waiting.isdisjoint(sources):
                 self._of_waiting.update(makes)
         if makes and not fact.assigns and fact.computes == "pointwise" and not fact.nodes.makes_anew:
-            self._write_over(step, makes[0], sources, self._names[first:])
+            # Of what is read in another shape, rows that are cut out of it say, nothing is as large as the output.
+            alike, tensors = self.tensors.alike, map(self.tensors.of, self._sources(fact))
+            other = {source for source, read in zip(sources, tensors, strict=False) if alike[read] != alike[source]}
+            own = [source for source in sources if source not in other]
+            self._write_over(step, makes[0], own, self._names[first:])
         if makes and (whole := product_of(fact.operation)) >= 0:
             self._multiply(step, makes[0], sources, sources[whole])
         if makes and phase == BACKWARD:

@@ -24,8 +24,8 @@ __all__ = [
     "CannotCopyError",
     "Pair",
     "copy_operation",
-    "may_hold_a_place",
     "numbers_that_may_be_sizes",
+    "places_of",
     "shrunk",
     "shrunk_in_order",
     "shrunk_together",
@@ -300,21 +300,21 @@ def shrunk(pairs: Collection[Pair], kept: Collection[Pair]) -> dict[Pair, int]:
     return {pair: pair[1] if pair in kept else min(pair[1], SMALL) for pair in pairs}
 
 
-def may_hold_a_place(operation: mtf.Operation) -> bool:
-    """Whether an operation holds a number that is the size of one of its dims and less than that of another: it may as
+def places_of(operation: mtf.Operation) -> set[int]:
+    """The numbers that an operation holds, each the size of one of its dims and less than that of another: it may as
     well be a place in that one."""
     sizes = {size for tensor in (*operation.inputs, *operation.outputs) for size in tensor.shape.to_integer_list}
     held = {number for name, value in vars(operation).items() if name not in _OWN for number in _numbers(value)
             if not isinstance(number, _SizeOf)}
-    return any(SMALL < number < max(sizes) for number in held & sizes)
+    return {int(number) for number in held & sizes if SMALL < number < max(sizes)}
 
 
-def shrunk_in_order(pairs: Collection[Pair], kept: Collection[Pair]) -> dict[Pair, int]:
-    """As `shrunk`, but larger dims stay larger: what is a place in the original is one in the copy."""
-    larger = sorted({pair[1] for pair in pairs if pair not in kept and pair[1] > SMALL})
+def shrunk_in_order(pairs: Collection[Pair], kept: Collection[Pair], marks: Collection[int]) -> dict[Pair, int]:
+    """As `shrunk`, but dims that are larger than one of these numbers stay larger than a dim of that size: what is a
+    place in the original is one in the copy."""
     # By steps that 2 and 4 divide: twice as large each, five dims were too large to be tried.
-    return {pair: min(pair[1], SMALL + 4 * larger.index(pair[1])) if pair not in kept and pair[1] > SMALL else size
-            for pair, size in shrunk(pairs, kept).items()}
+    return {pair: min(pair[1], SMALL + 4 * sum(SMALL < mark < pair[1] for mark in marks))
+            if pair not in kept and pair[1] > SMALL else size for pair, size in shrunk(pairs, kept).items()}
 
 
 def shrunk_together(pairs: Collection[Pair], kept: Collection[Pair]) -> Iterator[dict[Pair, int]]:

@@ -29,7 +29,7 @@ search that tries what fits."""
 _STILL = frozenset({"Const", "Placeholder", "Identity", "NoOp", "StopGradient"})
 _VIEWS = frozenset({"Reshape", "ExpandDims", "Squeeze", "Shape", "ShapeN"})
 # What these make is of the shape of what they read, perhaps, and lies beside it all the same.
-_ANEW = frozenset({"AvgPool", "AvgPoolGrad", "ReverseV2"})
+_ANEW = frozenset({"AvgPool", "AvgPoolGrad", "MaxPool", "ReverseV2", "Roll"})
 # What they run stands in another graph, or once for all iterations.
 _LOOPS = frozenset({"While", "StatelessWhile", "LoopCond"})
 # Elementwise, and broadcast a tensor of fewer dims over the other.

@@ -23,8 +23,8 @@ from pase_mtf.operations.copying import (
     CannotCopyError,
     Pair,
     copy_operation,
-    may_hold_a_place,
     numbers_that_may_be_sizes,
+    places_of,
     shrunk,
     shrunk_in_order,
     shrunk_together,
@@ -143,7 +143,10 @@ def _attempts(operation: mtf.Operation) -> Iterator[dict[Pair, int]]:
     by_name = [{pair for pair in pairs if pair[0] == name} for name in dict.fromkeys(name for name, _ in pairs)]
     kept = (*({*base, pair} for pair in pairs if pair not in base), *(base | alike for alike in by_name), set(pairs))
     seen: list[dict[Pair, int]] = []
-    in_order = [shrunk_in_order(pairs, base)] if may_hold_a_place(operation) else []
+    places = places_of(operation)
+    # Of many sizes all in order may be too large: then those that are beyond a place.
+    in_order = [shrunk_in_order(pairs, base, marks)
+                for marks in ({size for _, size in pairs}, places)] if places else []
     for sizes in (*in_order, shrunk(pairs, base), *shrunk_together(pairs, base), *(
             shrunk(pairs, keep) for keep in kept)):
         elements = sum(math.prod(sizes[dim.name, dim.size] for dim in tensor.shape.dims)

@@ -284,3 +284,33 @@ def test_rows_that_are_cut_out_keep_what_they_are_of():
     whole = 4 * 1024 * 8 * 64
     assert largest("vocab") < 1.8 * whole
     assert largest("rows") >= 2 * whole
+
+
+def test_nothing_is_written_over_what_a_row_is_cut_out_of():
+    """As large as the whole, but TensorFlow has the row alone to write over."""
+    rows = mtf.Dimension("rows", 64)
+
+    def build(mesh, logits):
+        shape = mtf.Shape([rows, B, V])
+        other = mtf.broadcast(mtf.relu(logits), shape)
+        image = mtf.slicewise(lambda x: tf.tile(tf.expand_dims(x, 0), [64, 1, 1]), [logits], output_shape=shape,
+                              splittable_dims=[B])
+        made = mtf.unstack(image, rows)[0] + other
+        mtf.reduce_sum(made, output_shape=[B])
+        mtf.reduce_sum(other, output_shape=[B])
+
+    assert _largest(build) >= 3 * 4 * 64 * 8 * 64
+
+
+def test_what_finds_maxima_or_rolls_is_made_beside_what_it_reads_too():
+    rows, columns = mtf.Dimension("rows", 16), mtf.Dimension("columns", 16)
+
+    def largest(function):
+        def build(mesh, logits):
+            image = mtf.broadcast(logits, mtf.Shape([B, rows, columns, V]))
+            mtf.reduce_sum(mtf.slicewise(function, [image], splittable_dims=[B]), output_shape=[B])
+        return _largest(build)
+
+    for function in (lambda x: tf.raw_ops.MaxPool(input=x, ksize=[1, 3, 3, 1], strides=[1] * 4, padding="SAME"),
+                     lambda x: tf.roll(x, 1, 1)):
+        assert largest(function) >= 2 * 4 * 8 * 16 * 16 * 64

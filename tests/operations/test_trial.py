@@ -439,3 +439,13 @@ def test_a_place_is_seen_among_many_sizes():
         x = mtf.import_tf_tensor(Builder(tf.float32).mesh, tf.zeros([16, 24, 32, 48, 64]), mtf.Shape(dims))
         found = try_operation(own.Masked(x, 48))
     assert (found.splits, set(found.whole)) == (("a", "b", "c", "d"), {"width"})
+
+
+def test_a_place_is_seen_among_more_sizes_than_can_be_told_apart():
+    """All in order they are too large to be tried; those beyond the place are larger than it all the same."""
+    sizes = {"a": 16, "b": 24, "c": 32, "e": 40, "d": 48, "width": 64}
+    with tf.Graph().as_default():
+        x = mtf.import_tf_tensor(Builder(tf.float32).mesh, tf.placeholder(tf.float32, list(sizes.values())),
+                                 mtf.Shape([dim(name, size) for name, size in sizes.items()]))
+        found = try_operation(own.Masked(x, 48))
+    assert (found.splits, set(found.whole)) == (("a", "b", "c", "e", "d"), {"width"})
