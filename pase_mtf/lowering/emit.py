@@ -230,7 +230,9 @@ class Emitter:
             # them would also leave a loop, where there is one).
             free = tf.control_dependencies(None) if scope[1] is None else contextlib.nullcontext()
             with free, on(device):
-                found = tf.constant(np.asarray(value, dtype.as_numpy_dtype), dtype, shape)
+                # A number is one element: more than a tensor without elements takes.
+                given = () if shape and 0 in shape else value
+                found = tf.constant(np.asarray(given, dtype.as_numpy_dtype), dtype, shape)
             self._constants[key] = found
             self._constant_of[id(found)] = (value, dtype, shape and tuple(shape))
         return found

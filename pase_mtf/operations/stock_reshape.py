@@ -72,7 +72,8 @@ def reshape_problem(old: _Dims, new: _Dims, axis_of: Mapping[str, int], sizes: S
 
     def join(axis: int) -> bool:
         place = _dims_at(before, place_old[axis])[-1]
-        right = sizes[axis] == 1 or axes_of[place][-1] == axis
+        # Without elements, dims behind an empty one begin at one place, and nothing is in a wrong order.
+        right = sizes[axis] == 1 or 0 in local or axes_of[place][-1] == axis
         local[place] *= sizes[axis]
         if axis in axes_of[place]:
             axes_of[place].remove(axis)

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pase_mtf.errors import InfeasibleError, UsageError, shortened
+from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.search.branch_and_bound import Minimiser
 from pase_mtf.search.budget import SEARCH_MEMORY, Budget
 from pase_mtf.search.certificate import CertificateError, check_certificate
 from pase_mtf.search.certify import certify, potentials_of
+from pase_mtf.search.given_bytes import byte_counts
 from pase_mtf.search.memory import minimise_within
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import Potentials, pack
@@ -29,23 +30,6 @@ _TIMES_THE_SEARCH, _LEAST_SECONDS = 30, 10.0
 def _sizes(network: CostNetwork) -> dict[str, int]:
     return {"layers": len(network.vectors), "edges": len(network.arrays.edge_matrix),
             "configurations": len(network.arrays.unary)}
-
-
-def _byte_counts(memory: Sequence[np.ndarray]) -> list[np.ndarray]:
-    if not isinstance(memory, (tuple, list, np.ndarray)):
-        raise UsageError(f"memory of {shortened(memory)}; give one vector of bytes per layer")
-    found = []
-    for layer, entry in enumerate(memory):
-        try:
-            given = np.asarray(entry)
-            words = given.dtype.kind == "O" and any(isinstance(each, (str, bytes)) for each in given.flat)
-            if words or given.dtype.kind in "cSUmM":  # as of costs: NumPy would make numbers of words, and of dates
-                raise TypeError(f"bytes of type {given.dtype}")
-            found.append(np.asarray(given, np.float64))
-        except (TypeError, ValueError, OverflowError):
-            raise UsageError(f"memory of layer {layer}: {shortened(entry)}; give a number of bytes per configuration"
-                             ) from None
-    return found
 
 
 def _unsearched(network: CostNetwork, budget: Budget, start: float) -> Solution:
@@ -101,7 +85,7 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
     if memory is not None or memory_limit is not None:
         if memory is None or memory_limit is None:
             raise UsageError("memory and memory_limit belong together; give both, or none")
-        return minimise_within(network, _byte_counts(memory), memory_limit, initial=initial, time_limit=time_limit,
+        return minimise_within(network, byte_counts(memory), memory_limit, initial=initial, time_limit=time_limit,
                                gap=gap, progress=progress, search_memory=search_memory)
     if initial is not None:
         raise UsageError("initial: only a search within a memory limit begins with an assignment; leave it out, or "

@@ -14,6 +14,7 @@ import numpy as np
 from pase_mtf.errors import UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.search.budget import Budget
+from pase_mtf.search.given_bytes import byte_counts
 from pase_mtf.search.memory import least_memory, minimise_within
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Progress, Solution, relative_gap, solve
@@ -66,6 +67,7 @@ def frontier(network: CostNetwork, memory: Sequence[np.ndarray], points: int = 1
     if steps.ndim != 1 or not len(steps) or not (steps >= 0).all() or not (steps <= 1).all():
         raise UsageError(f"fractions {fractions}; give numbers from 0 (least memory) to 1 (that of the cheapest)")
     network.validate()
+    memory = byte_counts(memory)
     least, lightest = least_memory(network, memory, Budget.of(time_limit))
     cheapest = solve(network, "exact", time_limit=time_limit, certificate=False)
     most = math.fsum(float(np.asarray(entry)[choice]) for entry, choice in zip(

@@ -10,10 +10,32 @@ from pase_mtf.arguments import as_float
 from pase_mtf.errors import UsageError, shortened
 from pase_mtf.search.network import CostNetwork
 
-__all__ = ["MOST_BYTES", "bytes_of_all", "checked_limit"]
+__all__ = ["MOST_BYTES", "byte_counts", "bytes_of_all", "checked_limit"]
 
 MOST_BYTES = 1e290
 """Of one configuration: more add up to more than a float64 holds, and so do costs with what they are charged."""
+
+
+def byte_counts(memory: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What somebody gave as bytes of every layer's configurations, as float64.
+
+    Raises:
+      UsageError: it is no sequence of numbers per layer.
+    """
+    if not isinstance(memory, (tuple, list, np.ndarray)):
+        raise UsageError(f"memory of {shortened(memory)}; give one vector of bytes per layer")
+    found = []
+    for layer, entry in enumerate(memory):
+        try:
+            given = np.asarray(entry)
+            words = given.dtype.kind == "O" and any(isinstance(each, (str, bytes)) for each in given.flat)
+            if words or given.dtype.kind in "cSUmM":  # as of costs: NumPy would make numbers of words, and of dates
+                raise TypeError(f"bytes of type {given.dtype}")
+            found.append(np.asarray(given, np.float64))
+        except (TypeError, ValueError, OverflowError):
+            raise UsageError(f"memory of layer {layer}: {shortened(entry)}; give a number of bytes per configuration"
+                             ) from None
+    return found
 
 
 def bytes_of_all(network: CostNetwork, memory: Sequence[np.ndarray]) -> np.ndarray:

@@ -163,8 +163,11 @@ class CostNetwork:
             raise UsageError(f"{len(self.kinds)} kinds for {len(self.vectors)} layers; give one each, or none")
         memory = None
         if self.memory is not None:
-            fits = [np.shape(entry) for entry in self.memory] == [vector.shape for vector in self.vectors]
-            memory = np.concatenate([np.zeros(0), *self.memory]) if fits else None
+            try:  # as a search takes them: numbers that are objects, or of another precision, but no words
+                held = collect(self.memory, ())
+                memory = held.unary if np.array_equal(held.first, self.arrays.first) else None
+            except (TypeError, ValueError, OverflowError):
+                memory = None
             if memory is None or not ((memory >= 0) & (memory < math.inf)).all():
                 raise UsageError("memory that no file holds; give finite bytes of at least 0, one per configuration")
         write_atomically(path, network_bytes(self.arrays, self.kinds, memory))

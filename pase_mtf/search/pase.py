@@ -21,6 +21,8 @@ __all__ = ["generate_sequence", "search_pase", "solve_by_plan"]
 
 # A value, and where it is read under every configuration of its layers.
 _BYTES_PER_ENTRY = 16
+# No array has more, whatever somebody allows.
+_MOST_BYTES = 2.0 ** 62
 
 
 def generate_sequence(layers: int, edges: Sequence[tuple[int, int]]) -> list[int]:
@@ -58,7 +60,7 @@ def solve_by_plan(network: CostNetwork, packed: Packed, plan: Plan, name: str, m
     """
     start = time.perf_counter()
     known = available_bytes() if memory is None else as_float(memory)
-    free = memory_bytes() / 2 if known is None else known
+    free = memory_bytes() / 2 if known is None else min(known, _MOST_BYTES)  # NaN stays what it is
     if not free >= 0:
         raise UsageError(f"{name}: memory of {shortened(memory)}; give a number of bytes for the tables")
     needed = plan.entries * _BYTES_PER_ENTRY

@@ -78,6 +78,9 @@ def minimise_within_peak(network: CostNetwork, memory: Memory, peak: _Peak, memo
         the lightest that was found needs.
     """
     memory_limit = checked_limit(memory_limit)
+    # What is forbidden is no strategy, however little it holds.
+    known = [choice for choice in known if network.cost(choice) < math.inf]
+    initial = None if initial is None or network.cost(initial) == math.inf else initial
     budget = Budget.of(time_limit, options.get("search_memory", SEARCH_MEMORY))
 
     def search(**within: Any) -> Solution:

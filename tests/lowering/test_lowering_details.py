@@ -488,9 +488,11 @@ def test_zeros_keep_their_sign(builder, parts, kind):
         assert (np.signbit(value) == negative).all()
 
 
-def test_tensors_without_elements_are_moved_and_renamed(builder):
+@pytest.mark.parametrize("filled", [False, True])
+def test_tensors_without_elements_are_moved_and_renamed(builder, filled):
     batch, last = dim("batch", 8), dim("d", 4)
-    empty = mtf.import_tf_tensor(builder.mesh, tf.zeros([8, 0, 4]), mtf.Shape([batch, dim("memory", 0), last]))
+    shape = mtf.Shape([batch, dim("memory", 0), last])
+    empty = mtf.zeros(builder.mesh, shape) if filled else mtf.import_tf_tensor(builder.mesh, tf.zeros([8, 0, 4]), shape)
     x = builder.input("x", [batch, dim("length", 6), last])
     y = mtf.concat([mtf.rename_dimension(mtf.tanh(empty), "memory", "length"), x], "length")
     lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec({"batch": 4})), _DEVICES[:4])

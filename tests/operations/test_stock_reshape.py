@@ -86,3 +86,11 @@ def test_a_dim_that_moves_between_axes_is_wrong():
     assert "wrong values" in problem
     assert reshape_problem([("x", 4)], [("y", 4)], {"x": 0, "y": 0}, (2, 2)) == ("", False)
     assert reshape_problem([("x", 4)], [("y", 4)], {"x": 0}, (2, 2)) == ("", True)
+
+
+def test_what_has_no_elements_is_in_no_wrong_order():
+    """Dims behind an empty one begin at one place: it does not tell which of them an axis splits."""
+    old, new = (("b", 8), ("none", 0), ("heads", 4), ("kv", 4)), (("b", 8), ("none", 0), ("d", 16))
+    with tf.Graph().as_default():
+        assert really(old, new, {"heads": 0}, (4,)).shape.as_list() == [8, 0, 16]
+    assert reshape_problem(old, new, {"heads": 0}, (4,)) == ("", True)

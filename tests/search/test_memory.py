@@ -436,3 +436,9 @@ def test_words_of_digits_are_no_bytes(given):
 def test_words_of_digits_among_objects_are_no_bytes(word):
     with pytest.raises(UsageError, match=r"memory of layer 0: .*; give a number of bytes"):
         solve(CostNetwork([[1.0, 9.0]], []), memory=[np.array([7.0, word], object)], memory_limit=5)
+
+
+@pytest.mark.parametrize("usage", [None, 5, [["7", "2"]], [[{}, 1]]])
+def test_what_is_no_memory_of_a_frontier_is_said(usage):
+    with pytest.raises(UsageError, match=r"memory of .*; give "):
+        frontier.frontier(CostNetwork([[1.0, 9.0]], []), usage, 2, time_limit=600)

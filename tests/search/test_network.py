@@ -398,3 +398,20 @@ def test_words_of_digits_among_objects_are_no_costs(word):
         with pytest.raises(UsageError, match="give arrays of numbers"):
             CostNetwork(vectors, edges)
     assert CostNetwork([np.array([1, 2.5], object)], []).cost((1,)) == 2.5
+
+
+@pytest.mark.parametrize("given", [np.array([7, 2], object), np.array([7, 2], np.longdouble)])
+def test_memory_of_any_numbers_is_saved(given, tmp_path):
+    network = CostNetwork([[1.0, 2.0]], [])
+    network.memory = (given,)
+    network.save(tmp_path / "network.npz")
+    assert [entry.tolist() for entry in CostNetwork.load(tmp_path / "network.npz").memory] == [[7.0, 2.0]]
+
+
+@pytest.mark.parametrize("given", [["7", "2"], np.array([7.0, "2"], object)])
+def test_words_of_digits_are_not_saved_as_memory(given, tmp_path):
+    network = CostNetwork([[1.0, 2.0]], [])
+    network.memory = (given,)
+    with pytest.raises(UsageError, match="memory that no file holds"):
+        network.save(tmp_path / "network.npz")
+    assert not any(tmp_path.iterdir())

@@ -290,3 +290,14 @@ def test_an_order_by_charges_that_dwarf_costs_proves_nothing():
     tried = {0: Solution((0, 0, 0), 10.0, 5.0, 0.5, False, 0.0, {"multiplier": 1.0, "memory": most - 3})}
     found = LookingOn(network, within, sums.get, nearby, most, tried, 0.0).search(5.0)
     assert found.cost == 9.0 or not found.optimal
+
+
+def test_what_is_forbidden_is_nothing_known():
+    """However little it holds: it is not taken for what fits, nor for the lightest."""
+    network, sums = CostNetwork([[0.0, np.inf]], []), {1: [np.array([9.0, 1.0])]}
+    with pytest.raises(InfeasibleError, match="the least any strategy needs is 9;"):
+        minimise_within_peak(network, sums.get, _peak_of(sums), 5.0, initial=(1,))
+    network = CostNetwork([[0.0, 1.0, np.inf]], [])
+    sums = {1: [np.array([1.0, 90.0, 40.0])], 2: [np.array([90.0, 1.0, 40.0])]}
+    with pytest.raises(InfeasibleError, match="the least any strategy needs is 90;"):
+        minimise_within_peak(network, sums.get, _peak_of(sums), 50.0, known=[(2,)])

@@ -300,3 +300,11 @@ def test_mcmc_keeps_the_best_beside_costs_that_round_it_away():
     assert (found.cost, found.assignment) == (0.0, (0,) * 21)
     costs = [cost for _, cost in found.statistics["history"]]
     assert costs == sorted(costs, reverse=True)
+
+
+def test_tables_that_nothing_can_count_are_refused_without_a_limit():
+    every, costs = np.arange(64), np.zeros((64, 64))
+    network = CostNetwork([np.zeros(64)] * 12, [NetworkEdge(one, other, costs, every, every)
+                                                for one, other in itertools.combinations(range(12), 2)])
+    with pytest.raises(UsageError, match=r"pase: tables of .* entries need"):
+        solve(network, "pase", memory=float("inf"))
