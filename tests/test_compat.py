@@ -123,6 +123,7 @@ def test_ortools_is_loaded_before_tensorflow_where_it_is_installed(tmp_path):
     assert (result.returncode, result.stdout) == (0, "False\n")
 
 
+@pytest.mark.slow
 def test_an_installation_lets_mesh_tensorflow_be_imported_first(repository):
     line = (repository / "pase_mtf" / _PATH_FILE).read_text()
     code = f"{_NOT_INSTALLED}exec({line!r})\nassert 'pase_mtf' not in sys.modules\n"

@@ -72,6 +72,7 @@ def test_pieces_train_as_their_batch_does(preset, optimizer):
     assert len(set(losses[16])) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["alexnet", "transformer"])
 def test_what_fills_no_piece_is_looked_at_too(preset, tmp_path, name):
     """By its examples, or by its words, of which it has fewer."""

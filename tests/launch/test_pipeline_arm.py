@@ -132,6 +132,7 @@ def test_a_wrong_one_is_caught(launch, monkeypatch):
     assert read_summary(folder / "summary.json")["status"] == "losses disagree"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "reason"), [
     (["--mesh=1"], "stages need two devices; take a larger --mesh than 1"),
     (["--batch=7"], "--batch=7 does not split into microbatches"),

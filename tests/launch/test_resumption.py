@@ -111,6 +111,7 @@ def test_moved_data_is_told_from_other_data_by_its_losses(launch, tmp_path):
     assert "the data is not what the run before had" in err
 
 
+@pytest.mark.slow
 def test_other_data_leave_no_checkpoint_behind(launch, tmp_path):
     first, others = tmp_path / "first", tmp_path / "others"
     _pictures(first, 0)

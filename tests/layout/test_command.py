@@ -370,6 +370,7 @@ def test_a_package_beside_a_file_of_its_name_is_not_taken_for_it(program, tmp_pa
     assert "nobody asked" not in err
 
 
+@pytest.mark.slow
 def test_a_flag_of_the_program_that_does_not_parse_is_told(tmp_path):
     flags = "from absl import flags\nflags.DEFINE_integer('hidden', 1024, '')\n"
     (tmp_path / "their_program.py").write_text(flags + _PROGRAM.replace("1024", "flags.FLAGS.hidden"))

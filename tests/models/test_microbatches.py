@@ -44,6 +44,7 @@ def test_losses_and_variables_are_those_of_the_whole_batch(name, count, kind, tm
     harness.assert_same(found.changes, wanted.changes, 1e-6)
 
 
+@pytest.mark.slow
 def test_every_microbatch_has_a_mask_of_its_own(tmp_path):
     """Of dropout: the same examples in both microbatches give other losses than each of them alone."""
     config = _config("transformer", tmp_path, dropout=0.5, learning_rate=1e-30)

@@ -88,6 +88,7 @@ def test_any_module_that_changed_counts(tmp_path):
     assert compiled._newest(tmp_path) == 10**9 + 1
 
 
+@pytest.mark.slow
 def test_a_link_to_a_module_finds_what_is_kept_for_it(tmp_path):
     """So do the tests under Bazel, each of which sees the modules through links of its own."""
     module = "from pase_mtf.search.compiled import compiled\n@compiled\ndef twice(number):\n    return 2 * number\n"

@@ -308,7 +308,7 @@ def test_processes_share_the_gpus_of_a_host_evenly(monkeypatch, given, hosts, ex
 
 def test_a_worker_of_a_listed_host_sees_its_own_part(monkeypatch, capfd):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    monkeypatch.setattr(process, "_WORKERS", {"one": "this"})
+    monkeypatch.setattr(process, "_WORKERS", {"one": "code"})  # which waits for lines
     worker = process.start_worker(Membership(("a:1", "a:2"), 1, 2, "gpu"))
     with open(f"/proc/{worker._process.pid}/environ", encoding="utf-8") as file:
         assert "CUDA_VISIBLE_DEVICES=5" in file.read().split("\0")

@@ -70,6 +70,7 @@ def test_data_parallelism_splits_a_microbatch(mesh, count, names):
         _plan(mesh=mesh, microbatches=str(count), strategy="data_parallel")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_kernels", [False, True])
 def test_what_begins_with_data_parallelism_idles_devices_as_that_does(by_kernels):
     plan = resolve(Options(model="rnnlm", preset="tiny", mesh="4", devices="cpu", machine="h100", batch=10,
