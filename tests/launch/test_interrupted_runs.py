@@ -56,6 +56,7 @@ def test_a_picture_that_cannot_be_read_ends_a_run_as_a_signal_does(launch, monke
     assert json.loads((again / "summary.json").read_text())["first_step"] == len(steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("struck", "level"), [(5, 3), (14, 6)])
 def test_a_signal_keeps_what_was_measured(launch, monkeypatch, struck, level):
     """In the turn of five steps after the first, while its first arm has the lead, and while the arm that is kept,

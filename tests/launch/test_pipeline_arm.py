@@ -40,6 +40,7 @@ def _preset(tmp_path, model, **changes):
     return f"--model={model}", f"--preset={path}"
 
 
+@pytest.mark.slow
 def test_it_trains_beside_the_others(launch):
     code, folder, out, err = launch("--compare=pipeline,data_parallel", "--steps=3")
     assert code == 0, err

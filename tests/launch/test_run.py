@@ -328,6 +328,7 @@ def test_resuming_compares_with_the_run_before(launch, finished, tmp_path):
     assert not (folder / "checkpoint").exists()
 
 
+@pytest.mark.slow
 def test_resuming_with_other_data_is_told_from_a_wrong_strategy(launch, finished, tmp_path):
     shutil.copytree(finished, tmp_path / "first")
     manifest, = (tmp_path / "first" / "checkpoint").glob("*/checkpoint.json")

@@ -163,7 +163,6 @@ def test_what_it_cannot_go_on_with(preset, finished, tmp_path, capsys, monkeypat
     assert sorted(run.rglob("*")) == held
 
 
-@pytest.mark.slow
 def test_done_is_what_has_come_as_far_as_asked(preset, crashing, tmp_path, capsys):
     """A kill after the last checkpoint and before the summary leaves that of the run before."""
     folder = tmp_path / "run"

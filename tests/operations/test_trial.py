@@ -432,6 +432,7 @@ def test_operations_that_differ_in_an_array_deep_within_are_tried_each(x):
     assert try_operation(_FilteredWithin(x, [0.25, 0.5, 0.25])).splits == ("batch",)
 
 
+@pytest.mark.slow
 def test_a_place_is_seen_among_many_sizes():
     """Each twice as large as the one before, five dims were too large to be tried, and all of one size were."""
     dims = [dim(name, size) for name, size in (("a", 16), ("b", 24), ("c", 32), ("d", 48), ("width", 64))]
@@ -441,6 +442,7 @@ def test_a_place_is_seen_among_many_sizes():
     assert (found.splits, set(found.whole)) == (("a", "b", "c", "d"), {"width"})
 
 
+@pytest.mark.slow
 def test_a_place_is_seen_among_more_sizes_than_can_be_told_apart():
     """All in order they are too large to be tried; those beyond the place are larger than it all the same."""
     sizes = {"a": 16, "b": 24, "c": 32, "e": 40, "d": 48, "width": 64}

@@ -35,6 +35,7 @@ def machine():
     return dataclasses.replace(Machine.load("1080ti"), shared_cores=True)
 
 
+@pytest.mark.slow
 def test_what_data_parallelism_keeps_to_is_kept_to(densenet, machine):
     """The sums at single moments find nothing here that needs less than twice as much."""
     by_hand = evaluate_strategy(densenet, data_parallel(densenet, DEVICES), DEVICES, machine)
