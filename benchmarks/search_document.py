@@ -309,8 +309,8 @@ def _section_rivals(results: dict[str, Rows]) -> str:
 {comparison(rows)}
 
 Each cell: time of the search (of ours with their compiled code loaded, of `milp` and `toulbar2` with the making of
-their models), peak memory of its
-process (starting Python, numpy and numba takes about 100 MB of it), and whether the optimum was proven, or how far
+their models, and up to commit 22a8fde8 with the loading of their libraries, 100 and 8 ms), peak memory of its process
+(starting Python, numpy and numba takes about 100 MB of it), and whether the optimum was proven, or how far
 above the best known cost the result was. Limits of {' and '.join(f'{cap:.0f} s' for cap in caps)} (the shorter is
 mcmc's); `pase` and `breadth_first` cannot stop early and were ended half a minute after that. No process may have more
 than 12 GiB. "Earlier run": of the network as it was before, which may have been priced otherwise.
