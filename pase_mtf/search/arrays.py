@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DistinctArrays", "NetworkArrays", "NetworkEdge", "collect", "offsets", "read_only"]
+__all__ = ["DistinctArrays", "NetworkArrays", "NetworkEdge", "are_no_numbers", "collect", "offsets", "read_only"]
 
 # Entries by which arrays are told apart before they are compared as a whole.
 _SAMPLE = 256
@@ -171,6 +171,13 @@ class _Collector:
 _DIMS = {1: "one dimension", 2: "two dimensions"}
 
 
+def are_no_numbers(given: np.ndarray) -> bool:
+    """Whether an array of any shape holds words, dates or complex numbers: NumPy would make numbers of the first two,
+    and drop a part of the last."""
+    words = given.dtype.kind == "O" and any(isinstance(entry, (str, bytes)) for entry in given.flat)
+    return words or given.dtype.kind in "cSUmM"
+
+
 def _converted(given: npt.ArrayLike, dtype: type[np.generic]) -> np.ndarray:
     found = np.asarray(given)
     if dtype is np.int32 and found.dtype != dtype and found.size:
@@ -180,8 +187,7 @@ def _converted(given: npt.ArrayLike, dtype: type[np.generic]) -> np.ndarray:
         most = np.iinfo(np.int32).max
         if whole is None or (whole != found).any() or whole.max() > most or whole.min() < -most:
             raise ValueError("a class that is not an integer below 2**31")
-    words = found.dtype.kind == "O" and any(isinstance(entry, (str, bytes)) for entry in found.flat)
-    if words or found.dtype.kind in "cSUmM":  # NumPy would make numbers of words of digits, and of dates
+    if are_no_numbers(found):
         raise ValueError(f"costs of type {found.dtype}")
     return np.ascontiguousarray(found, dtype)
 

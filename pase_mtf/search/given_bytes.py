@@ -8,6 +8,7 @@ import numpy as np
 
 from pase_mtf.arguments import as_float
 from pase_mtf.errors import UsageError, shortened
+from pase_mtf.search.arrays import are_no_numbers
 from pase_mtf.search.network import CostNetwork
 
 __all__ = ["MOST_BYTES", "byte_counts", "bytes_of_all", "checked_limit"]
@@ -28,8 +29,7 @@ def byte_counts(memory: Sequence[np.ndarray]) -> list[np.ndarray]:
     for layer, entry in enumerate(memory):
         try:
             given = np.asarray(entry)
-            words = given.dtype.kind == "O" and any(isinstance(each, (str, bytes)) for each in given.flat)
-            if words or given.dtype.kind in "cSUmM":  # as of costs: NumPy would make numbers of words, and of dates
+            if are_no_numbers(given):
                 raise TypeError(f"bytes of type {given.dtype}")
             found.append(np.asarray(given, np.float64))
         except (TypeError, ValueError, OverflowError):
