@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tqdm import tqdm
 
@@ -21,6 +21,7 @@ from pase_mtf.calibration.links import between_processes, measure_links
 from pase_mtf.compat import tf
 from pase_mtf.errors import PaseError, UsageError
 from pase_mtf.host import memory_bytes
+from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import Block, Kernel, Timing, sum_kernel
 from pase_mtf.machine.machine import KINDS, LOCAL, Link, Machine
 from pase_mtf.runtime import Devices, gpu_bytes, unfolding_threads
@@ -34,6 +35,9 @@ _LEAST = 1e-9
 _LARGE, _SMALL = "all-reduce", "message"
 _GPU_SCALE = 4
 """A GPU is through with tensors of the sizes that tell a CPU's speed before it has begun."""
+_GPU_LOOKS = 2
+"""At GPUs, which differ by orders of magnitude: the first tells how often a kernel is repeated in a run of the second,
+so that the clock reads it, and not what starting a run takes."""
 
 
 def _block(*shape: int, dtype: str = "float32") -> Block:
@@ -156,6 +160,28 @@ def _shown(what: str, total: int, progress: bool) -> Iterator[Callable[[int], ob
         yield told
 
 
+def _looks(kind: str) -> int:
+    """How often kernels are timed."""
+    return _GPU_LOOKS if kind == "gpu" else 1
+
+
+def _timed(kernels: Sequence[Kernel], devices: int, kind: str, over: Devices | None,
+           told: Callable[[int], object]) -> dict[Kernel, Timing]:
+    """What kernels take, by the last look at them.
+
+    Args:
+      kernels: which.
+      devices, kind, over: of `KernelTimer`.
+      told: called with how many are done with, in each of the looks.
+    """
+    found = dict[Kernel, Timing]()
+    for _ in range(_looks(kind)):
+        timer = KernelTimer(devices, kind, KernelTimes(timings=found).estimate if found else None, over)
+        for batch in timer.time(kernels, progress=told):
+            found |= batch
+    return found
+
+
 def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True, over: Devices | None = None) -> Machine:
     """Measures the devices of this machine, which takes some seconds.
 
@@ -178,11 +204,8 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True, ove
                          "use fewer, or virtual CPU devices")
     named = samples(devices, _GPU_SCALE if kind == "gpu" else 1)
     kernels = [kernel for entries in named.values() for kernel in entries]
-    timings = dict[Kernel, Timing]()
-    with _shown("measuring this machine", len(kernels), progress) as told:
-        timer = KernelTimer(devices, kind, over=over) if over else KernelTimer(devices, kind)
-        for batch in timer.time(kernels, progress=told):
-            timings |= batch
+    with _shown("measuring this machine", _looks(kind) * len(kernels), progress) as told:
+        timings = _timed(kernels, devices, kind, over, told)
     shared, where = kind == "cpu", fingerprint(devices, kind, over)
     source = (f"measured here on {where['cores']:g} cores of {where['processor']}, {devices} {kind} devices, "
               f"TensorFlow {where['tensorflow']}")
@@ -216,10 +239,9 @@ def calibrate_processes(devices: Devices, *, progress: bool = True) -> Machine:
     gpus, each = devices.kind == "gpu", devices.count // len(devices.tasks)
     named = samples(each, _GPU_SCALE if gpus else 1)
     kernels = [kernel for entries in named.values() for kernel in entries]
-    levels, timings = between_processes(devices), dict[Kernel, Timing]()
-    with _shown("measuring these machines", len(kernels) + len(levels), progress) as told:
-        for batch in KernelTimer(devices.count, devices.kind, over=devices).time(kernels, progress=told):
-            timings |= batch
+    levels = between_processes(devices)
+    with _shown("measuring these machines", _looks(devices.kind) * len(kernels) + len(levels), progress) as told:
+        timings = _timed(kernels, devices.count, devices.kind, devices, told)
         links = measure_links(devices, told)
     memory = gpu_bytes(devices) if gpus else memory_bytes() / devices.on_one_host
     machine = machine_of_samples(named, timings, each, False, memory)

@@ -343,11 +343,13 @@ class _Bench:
         magnitude in what they take: there it follows what is known of the speed of those at hand."""
         long = _RUN_SECONDS_ON_CORES if self._shared else _RUN_SECONDS
         least, seconds = (2, _MOST_RUN_SECONDS) if kernel.again else (1, long)
+        # To start a run of several processes takes as long as many kernels.
+        alone = _RUN_SECONDS_OVER_PROCESSES if self._devices.tasks else _RUN_SECONDS
         if not self._shared and self._expected is not None:
-            return int(np.clip(_RUN_SECONDS / max(self._expected(kernel), _LEAST_SECONDS), least, _REPEATS_ALONE))
+            return int(np.clip(alone / max(self._expected(kernel), _LEAST_SECONDS), least, _REPEATS_ALONE))
         expected = kernel.flops / 2e10 + kernel.nbytes / 5e9 + 3e-6
-        if self._devices.tasks:  # to start a run of several processes takes as long as many kernels
-            return int(np.clip(_RUN_SECONDS_OVER_PROCESSES / expected, least, _REPEATS_ALONE))
+        if self._devices.tasks:
+            return int(np.clip(alone / expected, least, _REPEATS_ALONE))
         together = expected * (self._devices.count / cores() if self._shared else 1.0)
         return int(np.clip(seconds / together, least, _REPEATS))
 

@@ -188,6 +188,9 @@ def test_how_often_a_gpu_repeats_a_kernel_follows_its_speed(name):
             0.5 * timing._RUN_SECONDS <= times * seconds(kernel) <= timing._RUN_SECONDS)
     unknown = timing._Bench(Devices.first(1, "gpu"), False, {})
     assert all(1 <= unknown._repeats(kernel) <= timing._REPEATS for kernel in kernels)
+    # To start a run of several processes takes longer: so do the runs.
+    over = timing._Bench(Devices.over_tasks(2, "gpu", ("a:1", "b:1")), False, {}, lambda kernel: 1e-3)
+    assert over._repeats(kernels[0]) == round(timing._RUN_SECONDS_OVER_PROCESSES / 1e-3)
 
 
 def test_a_clock_that_has_run_out_begins_nothing(monkeypatch):

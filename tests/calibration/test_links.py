@@ -58,7 +58,7 @@ def test_a_machine_of_processes(served, monkeypatch, cache_dir, capsys):
     asked = []
 
     class Timer:
-        def __init__(self, devices, kind, over):
+        def __init__(self, devices, kind, expected, over):
             asked.append((devices, kind, over))
 
         def time(self, kernels, progress):
