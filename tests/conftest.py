@@ -1,10 +1,13 @@
 """What holds for every test: a quiet TensorFlow, a cache of its own, and hypothesis that repeats itself."""
 
 import gc
+import hashlib
 import os
 import shutil
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,32 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 _COLLECTOR = gc.get_threshold()
+_UNTIL = "PASE_MTF_SLOW_TESTS_UNTIL"
+"""Seconds since the epoch after which no slow test begins; it is left out, and counted. One machine is four times as
+slow as another."""
+_LEFT_OUT = "no time is left for slow tests"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where time may run out, files of slow tests are mixed: else the last rooms in the alphabet would be left out."""
+    if _UNTIL in os.environ:
+        items.sort(key=lambda item: hashlib.sha256(item.nodeid.partition("::")[0].encode()).digest()
+                   if item.get_closest_marker("slow") else b"")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leaves a slow test out once its time is over."""
+    if (until := os.environ.get(_UNTIL)) and item.get_closest_marker("slow") and time.time() > float(until):
+        pytest.skip(_LEFT_OUT)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how many slow tests were left out."""
+    skipped: Sequence[pytest.TestReport] = terminalreporter.getreports("skipped")
+    if count := sum(_LEFT_OUT in str(report.longrepr) for report in skipped):
+        terminalreporter.write_line(f"{count} slow tests were left out: {_LEFT_OUT} ({_UNTIL}); "
+                                    "make test-all runs all of them")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
