@@ -59,13 +59,15 @@ def prepare_data(model: str, folder: str) -> tuple[list[str], str]:
     return [f"--data={','.join(paths)}"], f"messages of programs, English to German ({lines:,} pairs)"
 
 
-def run_launcher(flags: Sequence[str], limit: float = 1800, allowed: Sequence[int] = ()) -> dict[str, Any]:
+def run_launcher(flags: Sequence[str], limit: float = 1800, allowed: Sequence[int] = (),
+                 environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """One run of the launcher.
 
     Args:
       flags: of the launcher.
       limit: seconds after which it is ended.
       allowed: exit codes that count as done as well (the summary says what was wrong).
+      environment: variables that are set for it, besides those of this process.
 
     Returns:
       Its summary.json, with "wall_seconds", the time of the whole process, "losses", those of every arm, step by step,
@@ -80,7 +82,7 @@ def run_launcher(flags: Sequence[str], limit: float = 1800, allowed: Sequence[in
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "pase_mtf.launch", *flags, "--nocheckpoint", f"--output_dir={output}"],
-                capture_output=True, text=True, timeout=limit, check=False)
+                capture_output=True, text=True, timeout=limit, check=False, env={**os.environ, **(environment or {})})
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"launcher {' '.join(flags)}: not done after {limit:.0f} s") from None
         wall = time.perf_counter() - start
