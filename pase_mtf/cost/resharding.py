@@ -232,8 +232,8 @@ def _slices_and_concatenations(shards: np.ndarray, wanted: np.ndarray, among: bo
     A block whose pieces are alike is sliced one dim after the other; of others each piece is a slice of its own, and
     where several devices hold a block they share in that: then pieces are copied once, however many dims cut them.
     Blocks are concatenated one dim after the other. What is cut or put together is copied, but for slices of the first
-    dim, which lie in memory as they are. `among`: every device of the target holds some of what it needs; `alone`: no
-    two devices of the source hold the same.
+    dim, which lie in memory as they are. `among`: every device of the target holds some of what it needs; `alone`: all
+    pieces of a block are sliced by one device.
     """
     blocks, made, pieces, finer = 1.0, 1.0, 1.0, among
     for dim in range(len(shards)):
@@ -290,8 +290,37 @@ def _slices_and_concatenations_of_all(source_shards: np.ndarray, target_shards: 
     for row in range(rows):
         for column in range(columns):
             copied[row, column], nodes[row, column], joined[row, column] = _slices_and_concatenations(
-                source_shards[row], target_shards[column], among[row, column], alone[row])
+                source_shards[row], target_shards[column], among[row, column], alone[row, column])
     return copied, nodes, joined
+
+
+@compiled
+def _by_one(devices: np.ndarray, shards: np.ndarray, strides: np.ndarray, wanted_devices: np.ndarray,
+            wanted: np.ndarray, wanted_strides: np.ndarray,
+            elsewhere: bool) -> np.ndarray:  # pragma: no cover (compiled)
+    """Whether all pieces of a block are sliced by one device, for all pairs of shardings: bool [R, C].
+
+    The first device that needs a block of the target makes it, and is given pieces by the nearest holders. Of a block
+    several are asked only where those that make something of it differ in what its holders differ in; of powers of two
+    that is told by bits of the devices' numbers. Of others nearness tells nothing: then only who holds it alone is.
+    """
+    rows, columns = len(shards), len(wanted)
+    alone = np.empty((rows, columns), np.bool_)
+    for row in range(rows):
+        blocks, split = 1, 0
+        for dim in range(shards.shape[1]):
+            blocks *= shards[row, dim]
+            split += strides[row, dim] * (shards[row, dim] - 1)
+        binary = not elsewhere and devices[row] & (devices[row] - 1) == 0
+        replicas = (devices[row] - 1) & ~split
+        for column in range(columns):
+            asking = 0  # what those differ in that need parts of one block
+            for dim in range(shards.shape[1]):
+                within = wanted[column, dim] // gcd(shards[row, dim], wanted[column, dim])
+                asking += wanted_strides[column, dim] * (within - 1)
+            alone[row, column] = blocks == devices[row] or (
+                binary and wanted_devices[column] & (wanted_devices[column] - 1) == 0 and asking & replicas == 0)
+    return alone
 
 
 class _Copies:
@@ -319,5 +348,5 @@ class _Copies:
             self._own = np.concatenate((self._own, _count_own(pairs.new[:, 0], pairs.new[:, 1], *source, *target)))
         own = np.zeros(pairs.number.shape) if elsewhere else self._own[pairs.number]
         copied, nodes, joined = _slices_and_concatenations_of_all(
-            source.shards, target.shards, own == target.devices, source.devices == source.shards.prod(axis=1))
+            source.shards, target.shards, own == target.devices, _by_one(*source, *target, elsewhere))
         return copied, nodes, target.devices - own + joined

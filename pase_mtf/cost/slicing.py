@@ -82,7 +82,7 @@ def _sliced(shards: np.ndarray, wanted: np.ndarray,
     """(Fraction of the tensor that a device reads and writes to slice its block, nodes), of so many devices at the
     target as there is one at the source."""
     blocks, made, pieces, grid = 1.0, 1.0, 1.0, 1.0
-    passes, nodes, alike, halved = 0.0, 0.0, True, True
+    passes, evenly, nodes, alike, even = 0.0, 0.0, 0.0, True, True
     for dim in range(len(shards)):
         blocks *= shards[dim]
         made *= wanted[dim]
@@ -92,12 +92,14 @@ def _sliced(shards: np.ndarray, wanted: np.ndarray,
         if cells > shards[dim]:
             # Of thirds that become halves the one that is cut is cut into halves.
             alike = alike and (common == shards[dim] or wanted[dim] == 2 * common)
-            # Of those that become quarters the middle one is, and no other: it has most to copy.
-            halved = halved and (common == shards[dim] or (
-                wanted[dim] // common % 2 == 0 and wanted[dim] < 2 * shards[dim]))
+            # Of those that become quarters the middle one is, and no other; of quarters that become thirds the outer
+            # ones are not cut. A block whose pieces are alike along every dim has most to copy.
+            halved = common == shards[dim] or (wanted[dim] // common % 2 == 0 and wanted[dim] < 2 * shards[dim])
+            even = even and (halved or wanted[dim] < shards[dim])
             if dim:
                 passes += 1.0
                 nodes += pieces
+                evenly += 1.0 if halved else 0.0
             pieces *= np.ceil(cells / shards[dim])
     # Those that hold the same share what others need, and a device that needs some of its own block slices that.
     share = min(1.0 / blocks, takers / made)
@@ -106,7 +108,7 @@ def _sliced(shards: np.ndarray, wanted: np.ndarray,
     if share < 1.0 / blocks:
         passes, nodes = 1.0, np.ceil(share * grid)
     elif not alike:
-        passes, nodes = (passes if halved else 1.0), pieces
+        passes, nodes = (max(evenly, 1.0) if even else 1.0), pieces
     return 2.0 * share * passes, nodes
 
 

@@ -1,5 +1,6 @@
 """Resharding against a count of elements, device by device."""
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -229,9 +230,16 @@ def _copied(source, target, shape):
             nodes += count
             count *= split
             copied += dim > 0
-    if len(cells) < source.devices:  # those that hold the same share its pieces, which each are sliced once
-        copied = min(copied, 1)
     ends = _blocks(source, shape), _blocks(target, shape)
+    holders, slicers = collections.defaultdict(list), collections.defaultdict(set)
+    for device, block in enumerate(ends[0]):
+        holders[frozenset(block)].append(device)
+    for maker in {ends[1].index(need) for need in ends[1]}:
+        for block, those in holders.items():
+            if ends[1][maker] & block:
+                slicers[block].add(min(those, key=maker.__xor__))
+    if any(len(found) > 1 for found in slicers.values()):  # they share its pieces, which each are sliced once
+        copied = min(copied, 1)
     if len(ends[1]) <= len(ends[0]) and all(need <= have for have, need in zip(*ends, strict=False)):
         # Each maker slices what it needs out of what it has, by one node.
         copied, nodes = min(copied, 1), len({*map(frozenset, ends[1])}) if math.prod(splits) > 1 else 0

@@ -246,3 +246,20 @@ def test_the_middle_third_is_sliced_dim_by_dim_where_it_alone_is_cut_into_halves
         ((4, 3), (3, 1), (1, 1)), ((1, 1), (4, 3), (3, 1))))
     found = _copied(shape, source, lambda tensors, emitter: move(tensors, source, target, shape, emitter))
     assert found[0] == pytest.approx(_priced(source, target, shape)[0][0])  # half of it was priced
+
+
+def test_one_of_those_that_hold_the_same_slices_all_where_memory_is_shared():
+    """All who make something of a block are nearest to the same one of its holders: it is sliced dim by dim."""
+    source, target = (Partition(tuple(range(8)), cuts) for cuts in (
+        ((4, 1), (1, 1), (1, 1)), ((1, 1), (2, 2), (2, 1))))
+    lowered, priced = _in_shared_memory((8, 8, 8), source, target)
+    assert priced == pytest.approx(lowered)
+
+
+def test_what_is_not_cut_along_an_uneven_dim_is_sliced_dim_by_dim():
+    """Quarters become thirds: the outer ones are not cut there, and are sliced along both other dims."""
+    shape, devices = (24, 24, 24), tuple(range(12))
+    source, target = (Partition(devices, cuts) for cuts in (
+        ((4, 3), (3, 1), (1, 1)), ((3, 4), (2, 2), (2, 1))))
+    found = _copied(shape, source, lambda tensors, emitter: move(tensors, source, target, shape, emitter))
+    assert found[0] == pytest.approx(_priced(source, target, shape)[0][0])

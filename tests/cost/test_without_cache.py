@@ -20,7 +20,7 @@ kernels = [value for package in (pase_mtf.cost, pase_mtf.search, pase_mtf.simula
 for kernel in kernels:
     assert isinstance(kernel._cache, numba.core.caching.NullCache), "there is a cache: this tests nothing"
 copied, nodes, joined = _slices_and_concatenations_of_all(
-    np.array([[2, 1]]), np.array([[1, 2], [2, 1]]), np.ones((1, 2), bool), np.ones(1, bool))
+    np.array([[2, 1]]), np.array([[1, 2], [2, 1]]), np.ones((1, 2), bool), np.ones((1, 2), bool))
 print(len(kernels), *(copied > 0).ravel())
 """
 
