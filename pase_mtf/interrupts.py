@@ -82,6 +82,8 @@ class Interrupts:
           number: of the signal.
           wish: which of those there.
         """
+        if number == signal.SIGHUP and number not in SIGNALS:
+            number = signal.SIGTERM  # nohup is for the terminal here, and the processes here do not heed SIGHUP
         if number in SIGNALS:
             self._told.append(number)
             self._elsewhere = max(self._elsewhere, wish)

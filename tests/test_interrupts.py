@@ -109,3 +109,12 @@ def test_signals_are_taken_while_a_program_is_imported(words):
             f"exec(open({_early_signals.__file__!r}).read()); print(signal.getsignal(signal.SIGTERM))")
     told = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
     assert "_end" in told
+
+
+def test_under_nohup_a_terminal_that_was_closed_on_another_host_ends_a_run(monkeypatch):
+    monkeypatch.setattr("pase_mtf.interrupts.SIGNALS", (signal.SIGINT, signal.SIGTERM))
+    interrupts = Interrupts()
+    interrupts.take(signal.SIGUSR1)
+    assert not interrupts.asked
+    interrupts.take(signal.SIGHUP)
+    assert (interrupts.wishes, interrupts.exit_code) == (1, 143)

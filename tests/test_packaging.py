@@ -213,8 +213,8 @@ def test_make_refuses_a_build_of_tensorflow_that_there_is_not(repository, tmp_pa
     (tmp_path / "setup.py").write_text("")
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / ".installed-cpu").write_text("")
-    result = subprocess.run(["make", "--dry-run", "environment", f"TENSORFLOW={build}"], cwd=tmp_path,
-                            capture_output=True, text=True, check=False)
+    result = subprocess.run(["make", "--no-print-directory", "--dry-run", "environment", f"TENSORFLOW={build}"],
+                            cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode != 0
     assert f"TENSORFLOW={build}: unknown; take cpu or gpu" in result.stderr
     assert result.stdout == ""

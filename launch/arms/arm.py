@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pase_mtf.compat import mtf, tf
-from pase_mtf.errors import OutOfMemoryError, UsageError
+from pase_mtf.errors import DataError, OutOfMemoryError, UsageError
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms.chosen import Chosen
@@ -197,9 +197,19 @@ class Arm:
         if self._works:
             self.timeline = timeline_of(slices, len(self._numbers), f"{self.name}, traced")
 
-    def loss(self, batch: Batch) -> float:
-        """The loss of a batch, without a training step."""
-        self._tell("loss", batch=number_of(batch))
+    def loss(self, batch: Batch | None) -> float:
+        """The loss of a batch, without a training step.
+
+        Args:
+          batch: feature name -> values; None: this rank cannot read it.
+
+        Raises:
+          DataError: a rank cannot read it.
+        """
+        self._tell("loss", batch=number_of(batch) if batch else None)
+        read = all(self._board.gather(batch is not None)) if self._board else True
+        if batch is None or not read:
+            raise DataError(f"arm {self.name}: a rank cannot read its rows of this batch")
         feed = {placeholder: batch[name] for name, placeholder in self._placeholders.items()}
         return float(self._run(self._loss, feed, together=True))
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pase_mtf import models
-from pase_mtf.errors import FormatError, MismatchError, shortened
+from pase_mtf.errors import DataError, FormatError, MismatchError, UsageError, shortened
 from pase_mtf.exit_codes import exit_code_of
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo
 from pase_mtf.launch.cluster.membership import Membership, started_by_launcher
@@ -56,7 +56,13 @@ def _told(plan: Plan, data: Data) -> dict[str, Any]:
     found = plan.checkpoint
     checkpoint = {**dataclasses.asdict(found), "folder": os.path.abspath(found.folder)} if found else None
     return {"do": "run", "options": plan.options.to_json(), "config": dataclasses.asdict(plan.config),
-            "data": data.describe(), "sample": data.sample(), "checkpoint": checkpoint}
+            "data": data.describe(), "sample": data.sample(), "checkpoint": checkpoint, "keeps": _keeps(plan)}
+
+
+def _keeps(plan: Plan) -> str | None:
+    """The folder of a run in which every rank writes its part of a checkpoint; None: none is written."""
+    folder = os.path.abspath(plan.options.output_dir)
+    return folder if plan.options.checkpoint and os.path.isdir(folder) else None
 
 
 def follow(board: Board, devices: Devices) -> None:
@@ -85,7 +91,11 @@ def follow(board: Board, devices: Devices) -> None:
             case "restart":
                 arms[told["arm"]].restart()
             case "loss":
-                arms[told["arm"]].loss(feed.batch(told["batch"]))
+                batch = None  # of data that cannot be read all ranks hear: it costs no more than this loss
+                with contextlib.suppress(DataError):
+                    batch = feed.batch(told["batch"])
+                with contextlib.suppress(DataError):
+                    arms[told["arm"]].loss(batch)
             case "collect":
                 arms[told["arm"]].collect()
             case "save":
@@ -104,12 +114,16 @@ def _run(told: Mapping[str, Any], devices: Devices) -> tuple[Plan, _Feed]:
       MismatchError: this rank has other data.
       DataError: it has none.
       FormatError: it does not see the checkpoint.
+      UsageError: it does not see the folder in which it is to write its part of the next.
     """
     options = ResolvedOptions(**told["options"])
     checkpoint = told["checkpoint"] and CheckpointInfo(**told["checkpoint"])
     if checkpoint and not os.path.isdir(checkpoint.folder):
         raise FormatError(f"{checkpoint.folder}: is not there for rank {devices.rank}; with --clients=ranks a run is "
                           "resumed from a file system that all hosts share")
+    if told["keeps"] and not os.path.isdir(told["keeps"]):
+        raise UsageError(f"--output_dir={told['keeps']}: is not there for rank {devices.rank}; with --clients=ranks "
+                         "name a folder on a file system that all hosts share, or give --nocheckpoint")
     plan = Plan(options, devices, config_of(options.model, told["config"]), None, checkpoint)
     data = open_data(options.data, models.get(options.model), plan.config, options.batch, options.seed)
     if data.describe() != told["data"]:
@@ -143,7 +157,11 @@ class _Feed:
         while step not in self._held:
             if self._batches is None or not self._next <= step <= self._next + self._kept:
                 self._batches, self._next, self._held = self._data.batches(step, ahead=BLOCK), step, {}
-            self._held[self._next] = next(self._batches)
+            try:
+                self._held[self._next] = next(self._batches)
+            except DataError:
+                self._batches = None  # which has ended by that
+                raise
             self._next += 1
             for old in sorted(self._held)[:-self._kept]:
                 del self._held[old]

@@ -324,6 +324,7 @@ def join_run(membership: Membership, restarts: int, interrupts: Interrupts, with
         except KeyboardInterrupt:
             if not begun:
                 raise
+            _pass_on(membership, interrupts)
             print(f"[rank {membership.rank}] interrupted before the run was started again; nothing was written after "
                   "its last checkpoint", file=sys.stderr, flush=True)
             return interrupts.answer()
@@ -374,6 +375,19 @@ def _knock(membership: Membership, interrupts: Interrupts, within: float) -> Con
             continue
         connection.say(rank=membership.rank, passport=_passport(membership))
         return connection
+
+
+def _pass_on(membership: Membership, interrupts: Interrupts) -> None:
+    """Tells rank 0, as soon as it listens, of a signal that came before the run was started again: it would wait."""
+    end = time.monotonic() + _TOLD_WITHIN
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            connection = Connection(connect(control_address(membership.tasks), timeout=1.0))
+            connection.say(rank=membership.rank, passport=_passport(membership))
+            connection.say(signal=interrupts.answer() - 128, wish=1)
+            connection.close()
+            return
+        time.sleep(_LOOK_EVERY)
 
 
 def _serve(membership: Membership, connection: Connection, started: list[TaskProcess],

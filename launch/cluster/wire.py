@@ -29,6 +29,8 @@ SILENT_FOR = 10.0
 SAYS_EVERY = 1.0
 """Seconds between two words of a launcher that has nothing to say."""
 
+_LAPSE = 2.0
+"""Seconds between two looks after which this launcher was not running itself, as where a whole job was suspended."""
 _LONGEST = 1 << 20
 
 
@@ -151,6 +153,7 @@ class Connection:
         self._held, self._ahead = b"", b""
         self._heard = clock()
         self._said = float("-inf")
+        self._looked, self._back = clock(), float("-inf")
 
     @property
     def lost(self) -> str | None:
@@ -167,7 +170,7 @@ class Connection:
     @property
     def silent(self) -> bool:
         """Whether the other end has said nothing for so long that it counts as lost."""
-        return self._clock() - self._heard >= SILENT_FOR
+        return self._clock() - max(self._heard, self._back) >= SILENT_FOR
 
     def say(self, **message: object) -> None:
         """Sends a message, as far as the other end takes it."""
@@ -177,6 +180,10 @@ class Connection:
 
     def messages(self) -> list[dict[str, Any]]:
         """What has come since the last call; lets the other end know, besides, that this one is there."""
+        now, before = self._clock(), self._looked
+        self._looked = now
+        if now - before > _LAPSE:
+            self._back = now  # who did not run has heard nobody
         if self._clock() - self._said >= SAYS_EVERY:
             self.say()
         self._push()

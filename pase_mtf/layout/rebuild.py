@@ -323,8 +323,8 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
                                      "lower under it; fix the mesh shape")
     best = trials.trials[usable[0]]
     assert best.graph is not None  # it lowers there
-    if len(trials.graphs) == 1 and not first_graph.problem:  # of other graphs other dims may divide
-        first_graph.search.check_split(best.cost)
+    if first.reads is not None and not first.reads.answers and not first_graph.problem:
+        first_graph.search.check_split(best.cost)  # of other graphs, built or not, other dims may divide
     gap = gap_above(bound if request.searched(best.cost) else 0.0, best.cost.seconds)
     notes = (f"note: the graph depends on its layout; this is the best of {len(usable)} layouts whose graphs were "
              "built",) if gap > 1e-9 else ()

@@ -64,14 +64,18 @@ def _is_of_program(module: str) -> bool:
 
 
 def _found_by_name(function: types.FunctionType) -> Iterator[object]:
-    """What a function finds by the names of its module, and by those of modules of programs that stand there."""
-    names = names_in(function.__code__)
-    for name in sorted(names & function.__globals__.keys()):
-        value = function.__globals__[name]
-        if not isinstance(value, types.ModuleType):
-            yield value
-        elif _is_of_program(value.__name__):
-            yield from (vars(value)[inner] for inner in sorted(names & vars(value).keys()))
+    """What a function finds by the names of its module, and in modules and classes of programs that stand there."""
+    names, seen = names_in(function.__code__), set[int]()
+    left: list[Any] = [function.__globals__[name] for name in sorted(names & function.__globals__.keys())]
+    while left:
+        value = left.pop()
+        if not isinstance(value, (types.ModuleType, type)):
+            yield value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+        elif id(value) not in seen:
+            seen.add(id(value))
+            for home in value.__mro__ if isinstance(value, type) else (value,):
+                if _is_of_program(str(home.__module__ if isinstance(home, type) else home.__name__)):
+                    left += [vars(home)[name] for name in sorted(names & vars(home).keys())]
 
 
 class _Kept(int):
@@ -99,16 +103,21 @@ def _stays(number: int, pairs: Collection[Pair]) -> bool:
 
 
 def _settings(value: object) -> Iterator[object]:
-    """What an object of a program holds, by itself, in slots or by its classes; of their functions that which calling
-    the object runs."""
+    """What an object of a program holds, by itself, in slots or by its classes, and their functions: any of them may be
+    called."""
     yield from getattr(value, "__dict__", {}).values()
     for cls in type(value).__mro__:
         for name, found in vars(cls).items() if _is_of_program(cls.__module__) else ():
             if isinstance(found, types.MemberDescriptorType):
                 yield getattr(value, name, None)
             elif name == "__call__" or (not name.startswith("__") and isinstance(
-                    found, (int, np.integer, np.ndarray, list, tuple, set, frozenset, dict))):
+                    found, (int, np.integer, np.ndarray, list, tuple, set, frozenset, dict, types.FunctionType,
+                            functools.cached_property))):
                 yield found
+            elif isinstance(found, (staticmethod, classmethod)):
+                yield found.__func__
+            elif isinstance(found, property):
+                yield found.fget
 
 
 def _numbers(value: object, depth: int = 0, seen: set[int] | None = None) -> Iterator[int]:
@@ -151,7 +160,8 @@ def _numbers(value: object, depth: int = 0, seen: set[int] | None = None) -> Ite
     elif isinstance(value, types.MethodType):
         inner = (value.__self__,)
         yield from map(_Kept, _numbers(value.__func__, depth + 1, seen))
-    elif type(value).__module__ == "functools":  # of a function or a property that is cached, the function
+    # Of a function or a property that is cached, or one of TensorFlow's, the function.
+    elif type(value).__module__ == "functools" or "__wrapped__" in getattr(value, "__dict__", {}):
         for name in ("__wrapped__", "func", "args", "keywords"):
             yield from map(_Kept, _numbers(getattr(value, name, None), depth + 1, seen))
     elif id(value) not in seen and (
@@ -164,13 +174,13 @@ def _numbers(value: object, depth: int = 0, seen: set[int] | None = None) -> Ite
 
 
 def numbers_that_may_be_sizes(operation: mtf.Operation) -> set[int]:
-    """The numbers above `SMALL` that an operation holds and that are no size of its dims, or that stand in the text of
-    its class or beside it: what it finds by the names of its module."""
+    """The numbers from `SMALL` on, or as far below 0, that an operation holds and that are no size of its dims, or that
+    stand in the text of its class or beside it: what it finds by the names of its module."""
     pairs = {(dim.name, dim.size) for tensor in (*operation.inputs, *operation.outputs) for dim in tensor.shape.dims}
     held = [number for name, value in vars(operation).items() if name not in _OWN for number in _numbers(value)]
     written = {number for value in _class_values(operation) for number in _numbers(value)}
     written |= {number for number in held if _stays(number, pairs)}
-    return {int(number) for number in written if number > SMALL}
+    return {abs(int(number)) for number in written if abs(number) >= SMALL}
 
 
 class _Copying:
@@ -306,14 +316,14 @@ def places_of(operation: mtf.Operation) -> set[int]:
     sizes = {size for tensor in (*operation.inputs, *operation.outputs) for size in tensor.shape.to_integer_list}
     held = {number for name, value in vars(operation).items() if name not in _OWN for number in _numbers(value)
             if not isinstance(number, _SizeOf)}
-    return {int(number) for number in held & sizes if SMALL < number < max(sizes)}
+    return {int(number) for number in held & sizes if SMALL <= number < max(sizes)}
 
 
 def shrunk_in_order(pairs: Collection[Pair], kept: Collection[Pair], marks: Collection[int]) -> dict[Pair, int]:
     """As `shrunk`, but dims that are larger than one of these numbers stay larger than a dim of that size: what is a
     place in the original is one in the copy."""
     # By steps that 2 and 4 divide: twice as large each, five dims were too large to be tried.
-    return {pair: min(pair[1], SMALL + 4 * sum(SMALL < mark < pair[1] for mark in marks))
+    return {pair: min(pair[1], SMALL + 4 * sum(SMALL <= mark < pair[1] for mark in marks))
             if pair not in kept and pair[1] > SMALL else size for pair, size in shrunk(pairs, kept).items()}
 
 

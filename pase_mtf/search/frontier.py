@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pase_mtf.errors import UsageError
+from pase_mtf.arguments import as_float
+from pase_mtf.errors import UsageError, shortened
 from pase_mtf.files import write_atomically
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.given_bytes import byte_counts
@@ -61,11 +62,18 @@ def frontier(network: CostNetwork, memory: Sequence[np.ndarray], points: int = 1
       UsageError: fewer than two points, fractions outside of 0 to 1, or memory that does not fit the network.
       InfeasibleError: no assignment is finite; or not `proven`, where the least memory was not found in that time.
     """
-    if points < 2:
-        raise UsageError(f"a frontier of {points} points; ask for at least two")
-    steps = np.linspace(0.0, 1.0, points) if fractions is None else np.sort(np.asarray(fractions, np.float64))
+    if not isinstance(points, (int, np.integer)) or points < 2:
+        raise UsageError(f"a frontier of {shortened(points)} points; ask for at least two, and a whole number")
+    if not (least_gap := as_float(gap)) >= 0:
+        raise UsageError(f"gap of {shortened(gap)}; give 0 or more")
+    gap = least_gap
+    try:
+        steps = np.linspace(0.0, 1.0, points) if fractions is None else np.sort(np.asarray(fractions, np.float64))
+    except (TypeError, ValueError):  # no numbers, or only one
+        steps = np.zeros(0)
     if steps.ndim != 1 or not len(steps) or not (steps >= 0).all() or not (steps <= 1).all():
-        raise UsageError(f"fractions {fractions}; give numbers from 0 (least memory) to 1 (that of the cheapest)")
+        raise UsageError(f"fractions {shortened(fractions)}; give numbers from 0 (least memory) to 1 (that of the "
+                         "cheapest)")
     network.validate()
     memory = byte_counts(memory)
     least, lightest = least_memory(network, memory, Budget.of(time_limit))

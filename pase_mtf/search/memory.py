@@ -35,8 +35,9 @@ __all__ = ["least_memory", "minimise_within"]
 
 # Seconds of branching where the caller sets no time limit.
 _PATIENCE = 10.0
-# The constrained optimum is known to this, relative to what is added up: charges for bytes are rounded as well.
-_TOLERANCE = 1e-10
+# The constrained optimum is known to this, relative to what is added up: charges for bytes are rounded as well. And a
+# bound at one multiplier to that part of what is charged there, which below the root may be far more than at it.
+_TOLERANCE, _ROUNDED = 1e-10, 4e-12
 # Assignments that are remembered, as lines that bound what multipliers can reach.
 _MOST_POINTS = 100
 # Nodes that the search at one multiplier may look at: where that does not prove its optimum, cutting memory is quicker.
@@ -150,9 +151,10 @@ class _Search:
         if multiplier > 0.0 and not multiplier * (self.limit + self.memory.max(initial=0.0)) <= MOST_BYTES:
             return -math.inf, None  # charges that no float64 holds tell nothing
         unary = np.where(active, self.packed.unary + multiplier * self.memory, np.inf)
+        charge, doubt = multiplier * self.limit, _ROUNDED * multiplier * self.limit
         # What is no cheaper at this multiplier is no better. (Without one, costs may be integers: then the search asks
         # for a whole unit less, and has to know the scale of what it compares with to allow for rounding.)
-        cutoff = math.inf if self.best is None or multiplier == 0 else self.best.cost + multiplier * self.limit
+        cutoff = math.inf if self.best is None or multiplier == 0 else self.best.cost + charge + doubt
         try:
             # Half of the gap: the other half is for what the limit costs beyond what multipliers tell.
             search = Minimiser(self.packed._replace(unary=unary), budget=self.search_budget, cutoff=cutoff,
@@ -172,10 +174,10 @@ class _Search:
                                                    for budget in (self.budget, self.search_budget))
                 self.patience = math.inf
         if search.best is None:
-            return (math.inf if search.proven else search.bound - multiplier * self.limit), None
+            return (math.inf if search.proven else search.bound - charge - doubt), None
         point = self.point(search.best)
         self.points.append(point)
-        return search.bound - multiplier * self.limit, point
+        return search.bound - charge - doubt, point
 
     def consider(self, point: _Point) -> None:
         """Takes what can be made of an assignment within the limit, if it is the best so far."""
@@ -320,7 +322,8 @@ class _Search:
                     if self.budget.over:
                         return others, False
                 else:
-                    active = active & (base - multiplier * self.limit + extra < self.best.cost - self.target)
+                    active = active & (base - (1 + _ROUNDED) * multiplier * self.limit + extra
+                                       < self.best.cost - self.target)
                     self.narrowed = True
                 if not np.logical_or.reduceat(active, packed.first[:-1]).all():
                     continue

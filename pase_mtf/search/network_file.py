@@ -58,14 +58,17 @@ def network_bytes(arrays: NetworkArrays, kinds: tuple[str, ...], memory: np.ndar
         "classes": arrays.classes, "lengths": np.diff(arrays.classes_at),
         "ends": arrays.ends, "edge_matrix": arrays.edge_matrix, "edge_classes": arrays.edge_classes,
         "kinds": np.array(kinds, np.str_), **({} if memory is None else {"memory": memory})}
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name, array in members.items():
-            content = io.BytesIO()
-            npy.write_array(content, array, allow_pickle=False)
-            # A date of its own would make two files of the same network differ.
-            archive.writestr(zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0)), content.getvalue(),
-                             zipfile.ZIP_DEFLATED)
+    held = sum(array.nbytes + 256 for array in members.values())  # with its header
+    for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED):  # what shrinks too much is refused when it is read
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", method, compresslevel=1) as archive:
+            for name, array in members.items():
+                content = io.BytesIO()
+                npy.write_array(content, array, allow_pickle=False)
+                # A date of its own would make two files of the same network differ.
+                archive.writestr(zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0)), content.getvalue(), method)
+        if held <= max(_MOST_BYTES, _MOST_PER_BYTE * buffer.getbuffer().nbytes):
+            break
     return buffer.getvalue()
 
 

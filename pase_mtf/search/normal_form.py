@@ -427,10 +427,11 @@ def _tightened(matrices: Matrices, classes: np.ndarray, classes_at: np.ndarray, 
         if tables.counts[0] == count:
             return values[:size]
         budget.check_time()
-        if tables.counts[3]:
-            larger = np.empty(2 * (size + int(tables.counts[3])))
-            larger[:size] = values[:size]
-            values = larger
+        if not tables.counts[3]:  # the time is over, by the clock of what is compiled
+            raise TimeoutError
+        larger = np.empty(2 * (size + int(tables.counts[3])))
+        larger[:size] = values[:size]
+        values = larger
 
 
 def normalize(arrays: NetworkArrays, budget: Budget) -> NetworkArrays:

@@ -474,3 +474,17 @@ def test_a_decorator_that_gives_nothing_is_seen_through():
     build_graph = timed(lambda params: dense())
     with pytest.raises(UsageError, match=r"needs arguments \(params\); give a function"):
         find_layout(build_graph, 4, machine=FLAT)
+
+
+@pytest.mark.parametrize(("each", "time_limit"), [(1, 1e-9), (3, None)])
+def test_where_a_graph_that_was_not_built_may_divide_nothing_is_called_impossible(each, time_limit):
+    """So many experts for every device as they are split over: nothing of the graph without a layout divides."""
+    def build_graph(mesh_shape, layout):
+        experts = each * mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, mtf.Dimension("experts", 1))
+        dims = mtf.Shape([mtf.Dimension(*dim) for dim in (("batch", 7), ("experts", experts), ("width", 15))])
+        graph = mtf.Graph()
+        x = mtf.import_tf_tensor(mtf.Mesh(graph, "mesh"), tf.ones(dims.to_integer_list), dims)
+        return graph, [mtf.reduce_sum(mtf.square(x))]
+    found = find_layout(build_graph, 4, machine=FLAT, time_limit=time_limit)
+    assert (found.layout_rules, found.best.problem) == ("", "")
+    assert not find_layout(build_graph, 4, machine=FLAT, compare=["all:4;experts:all"]).compared[0].problem

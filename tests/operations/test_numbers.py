@@ -84,3 +84,56 @@ def test_numbers_of_the_operation_of_a_gradient_are_not_taken_for_granted():
         forward = own.Masked(Builder(tf.float32).input("x", [dim("batch", 16), dim("width", 32)]), 20)
         found = try_operation(_MaskedGradient(forward, forward.outputs[0]))
     assert (found.splits, set(found.whole)) == (("batch",), {"width"})
+
+
+@pytest.mark.parametrize("function", [
+    lambda t: _before(t, 8), lambda t: tf.roll(t, 8, -1), lambda t: tf.roll(t, -16, -1)],
+    ids=["place", "roll", "negative"])
+def test_the_size_of_copies_and_numbers_below_zero_are_not_taken_for_granted(function):
+    """In a copy of width 8 all is before place 8, and to roll by 8 or by -16 changes nothing."""
+    with tf.Graph().as_default():
+        found = try_operation(_Applied(Builder(tf.float32).input("x", [dim("batch", 16), dim("width", 32)]), function))
+    assert (found.splits, set(found.whole)) == (("batch",), {"width"})
+
+
+def test_a_place_that_is_a_dim_as_small_as_copies_is_not_taken_for_granted():
+    with tf.Graph().as_default():
+        found = try_operation(own.Masked(Builder(tf.float32).input("x", [dim("heads", 8), dim("width", 32)]), 8))
+    assert (found.splits, set(found.whole)) == (("heads",), {"width"})
+
+
+class _Places:
+    first = 20
+
+    @staticmethod
+    def before(t):
+        return _before(t, 20)
+
+
+_OUTER = types.ModuleType("outer")
+_OUTER.inner = types.ModuleType("outer.inner")
+_OUTER.inner.place = 20
+_COMPILED = tf.function(lambda t: _before(t, 20), autograph=False)
+
+
+class _Helper:
+    def masked(self, t):
+        return _before(t, 20)
+
+    @property
+    def place(self):
+        return 20
+
+
+_HELPER = _Helper()
+
+
+@pytest.mark.parametrize("function", [
+    lambda t: _before(t, _Places.first), lambda t: _Places.before(t), lambda t: _before(t, _OUTER.inner.place),
+    lambda t: _COMPILED(t), lambda t, helper=_HELPER: helper.masked(t),
+    lambda t, helper=_HELPER: _before(t, helper.place)],
+    ids=["class", "static method", "module in a module", "of TensorFlow", "method", "property"])
+def test_numbers_behind_classes_modules_and_objects_are_not_taken_for_granted(function):
+    with tf.Graph().as_default():
+        found = try_operation(_Applied(Builder(tf.float32).input("x", [dim("batch", 16), dim("width", 32)]), function))
+    assert (found.splits, set(found.whole)) == (("batch",), {"width"})

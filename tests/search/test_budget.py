@@ -76,6 +76,13 @@ def test_every_step_looks_at_the_clock(method, limit, clock, monkeypatch):
     assert clock[0] - begin <= limit + 12
 
 
+def test_the_clock_of_compiled_code_is_believed(monkeypatch):
+    """It went on for ever where Python's stands still, as in these tests on a slow machine."""
+    monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
+    with pytest.raises(TimeoutError):
+        dense(0).normalized(budget=Budget(deadline=5.0))
+
+
 @pytest.fixture
 def hungry(monkeypatch):
     """Every search takes all of the time that it is given, by a clock that nothing else moves; holds what it shows."""

@@ -442,3 +442,24 @@ def test_words_of_digits_among_objects_are_no_bytes(word):
 def test_what_is_no_memory_of_a_frontier_is_said(usage):
     with pytest.raises(UsageError, match=r"memory of .*; give "):
         frontier.frontier(CostNetwork([[1.0, 9.0]], []), usage, 2, time_limit=600)
+
+
+@pytest.mark.parametrize("wrong", [{"points": "3"}, {"points": 2.5}, {"fractions": "ab"}, {"fractions": 0.5},
+                                   {"fractions": ("x",)}, {"gap": "x"}, {"gap": -1.0}])
+def test_what_is_no_frontier_is_said(wrong):
+    with pytest.raises(UsageError):
+        frontier.frontier(CostNetwork([[1.0, 9.0]], []), [np.array([2.0, 1.0])], **wrong)
+
+
+def test_what_is_charged_below_the_root_makes_no_proof_easier():
+    """Multipliers grow from part to part, until what they charge is rounded by more than costs differ by."""
+    large, ones = 2.0 ** 52, 60
+    network = CostNetwork([[3.2, 0.0], *[[5.0, 0.0]] * ones, [1.0, 0.0], [0.8, 0.0], [0.8, 0.0],
+                           *[[0.0, 1.45]] * 7], [])
+    usage = [np.array(entry) for entry in ([0.0, large], *[[0.0, 1.0]] * ones, [0.0, 6.0], [0.0, 5.0], [0.0, 5.0],
+                                           *[[0.0, 11.0]] * 7)]
+    best, limit = (1, *[1] * ones, 0, 1, 1, *[0] * 7), large + ones + 10
+    assert (network.cost(best), needed(usage, best)) == (1.0, limit)
+    found = solve(network, memory=usage, memory_limit=limit, time_limit=600)
+    assert found.cost == 1.0 or not found.optimal
+    assert found.lower_bound <= 1.0

@@ -11,7 +11,7 @@ from numpy.lib import format as npy
 from random_networks import COSTS, SHAPES, random_network
 
 from pase_mtf.errors import FormatError, InfeasibleError, PaseError, UsageError
-from pase_mtf.search import solve
+from pase_mtf.search import network_file, solve
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
@@ -415,3 +415,11 @@ def test_words_of_digits_are_not_saved_as_memory(given, tmp_path):
     with pytest.raises(UsageError, match="memory that no file holds"):
         network.save(tmp_path / "network.npz")
     assert not any(tmp_path.iterdir())
+
+
+def test_what_shrinks_to_next_to_nothing_can_be_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(network_file, "_MOST_BYTES", 10_000)
+    every = np.arange(500)
+    network = CostNetwork([np.zeros(500)] * 2, [NetworkEdge(0, 1, np.zeros((500, 500)), every, every)])
+    network.save(tmp_path / "network.npz")
+    assert_same(CostNetwork.load(tmp_path / "network.npz"), network)

@@ -11,7 +11,7 @@ import pytest
 
 from pase_mtf import models
 from pase_mtf.compat import tf
-from pase_mtf.errors import FormatError, MismatchError, OutOfMemoryError
+from pase_mtf.errors import DataError, FormatError, MismatchError, OutOfMemoryError, UsageError
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo
 from pase_mtf.launch.cluster import follower
@@ -140,3 +140,47 @@ def test_after_a_message_that_not_all_have_heard_nothing_is_told():
     board.tell(do="step")
     board.close()
     assert len(runs) == 1
+
+
+def test_a_batch_that_only_another_rank_cannot_read_costs_its_loss_alone(monkeypatch):
+    """Rank 0 reads its own rows; what another cannot read after the last step must not end a run that is done."""
+    heard = []
+
+    def unreadable(step, ahead):
+        raise DataError("picture 3 is damaged")
+        yield
+
+    def loss(batch):
+        heard.append(batch)
+        raise DataError("a rank cannot read it")
+    feed = _Feed(SimpleNamespace(rows=(0,), batches=unreadable), 3)
+    for _ in range(2):
+        with pytest.raises(DataError, match="picture 3"):
+            feed.batch(5)
+    made = SimpleNamespace(rows=frozenset((0,)), loss=loss)
+    monkeypatch.setattr(follower, "_run", lambda told, devices: (None, feed))
+    monkeypatch.setattr("pase_mtf.launch.arms.arm.build_arm", lambda *_: made)
+    monkeypatch.setattr("pase_mtf.launch.arms.recipe.Recipe.of_json", lambda found: found)
+    told = [{"do": "run"}, {"do": "build", "recipe": None}, {"do": "loss", "arm": 0, "batch": 5}, {"do": "end"}]
+    follower.follow(SimpleNamespace(hear=lambda: told.pop(0)), None)
+    assert heard == [None]
+    arm = Arm.__new__(Arm)
+    arm.name, arm._number, arm._placeholders = "search", 0, {}
+    arm._board = SimpleNamespace(tell=lambda **_: None, gather=lambda mine: [mine, False])
+    with pytest.raises(DataError, match="a rank cannot read"):
+        arm.loss({})
+
+
+def test_a_rank_that_does_not_see_where_checkpoints_go(tmp_path):
+    """Else a run would learn at its first checkpoint that it keeps none."""
+    folder = tmp_path / "run"
+    plan = resolve(parse_command_line(["--model=alexnet", "--mesh=2", "--devices=cpu", "--machine=h100", "--batch=4",
+                                       f"--output_dir={folder}"]))
+    data = open_data(None, models.get("alexnet"), plan.config, 4, 0)
+    devices = Devices.over_tasks(2, "cpu", ("127.0.0.1:1", "127.0.0.1:2"), rank=1)
+    folder.mkdir()
+    told = json.loads(json.dumps(_told(plan, data)))
+    _run(told, devices)
+    folder.rmdir()
+    with pytest.raises(UsageError, match=r"run: is not there for rank 1; .* that all hosts share"):
+        _run(told, devices)

@@ -199,6 +199,7 @@ def test_another_host_that_is_to_end_before_a_run_starts_again_does_not_say_that
     monkeypatch.setattr(hosts, "_knock", knock)
     monkeypatch.setattr(hosts, "start_worker", lambda member: None)
     monkeypatch.setattr(hosts, "end_all", lambda processes: None)
+    monkeypatch.setattr(hosts, "_pass_on", lambda *given: None)
     member = Membership(("a:1", "b:1"), 1, 2, "cpu")
     with Interrupts(at_once=False) as interrupts:
         code = exit_code_of(lambda: interrupts.hold() or hosts.join_run(member, 3, interrupts), interrupts, smaller="")

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import signal
 import socket
 import threading
 import time
@@ -169,3 +170,53 @@ def test_what_rank_0_finds_wrong_at_once_is_told_to_those_who_are_on_their_way(m
         hosts.meet(here, Interrupts(), ready=ready)
     joining.join(30)
     assert outcomes == [2]
+
+
+def test_a_signal_before_a_host_comes_again_ends_the_run_of_rank_0_too(monkeypatch):
+    """It waited 20 s for a launcher that had gone."""
+    tasks, outcomes = tuple(free_hosts(2)), []
+    here, there = (Membership(tasks, rank, 2, "cpu") for rank in range(2))
+    again = {"end": 7, "error": "rank 0 was killed", "again": True}
+    wires = [SimpleNamespace(messages=lambda: [again], lost=None, close=lambda: None)]
+
+    def knock(*_):
+        if wires:
+            return wires.pop()
+        signal.raise_signal(signal.SIGTERM)
+        raise KeyboardInterrupt  # as it does where somebody has asked
+    monkeypatch.setattr(hosts, "_knock", knock)
+
+    def meet():
+        try:
+            hosts.meet(here, Interrupts(), within=5.0)
+        except (ClusterError, KeyboardInterrupt) as error:
+            outcomes.append(type(error))
+    meeting = threading.Thread(target=meet, daemon=True)
+    meeting.start()
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        assert hosts.join_run(there, 3, interrupts) == 143
+    meeting.join(30)
+    assert outcomes == [KeyboardInterrupt]
+
+
+def test_a_launcher_that_was_stopped_itself_loses_nobody():
+    """As all of a job that is suspended: whoever runs first again has heard nothing yet."""
+    one, other = socket.socketpair()
+    now = [0.0]
+    connection = Connection(one, lambda: now[0])
+
+    def look(times):
+        for _ in range(times):
+            now[0] += 0.5
+            connection.messages()
+    look(3)
+    now[0] += 100.0  # between two looks
+    connection.messages()
+    assert connection.lost is None
+    look(19)
+    assert connection.lost is None
+    look(2)
+    assert connection.lost == "said nothing for 10 s"
+    connection.close()
+    other.close()
