@@ -13,13 +13,18 @@ What comes from other devices was just made there, by another thread, and lies i
 for every reader anew. So the inputs of kernels that lie apart are made again for every run of these, on their devices,
 and what making them takes by itself is taken off: sending them stays a part of the kernel.
 
-Of what a kernel of a training step reads and overwrites, some lies in the caches, as it was just made, and some does
-not: weights, what the backward pass reads again, memory that was freed long ago. So every kernel is timed twice: in
-runs that follow each other, which find all of it there, and in runs that follow one of every other kernel of the
-session; the mean of both counts. And in a step every device runs a kernel once, and then another: only those of some
-microseconds are repeated in a run, for the sake of the clock. Eight runs of one in a row found code and weights in the
-caches (up to a third too short). Of a kernel that reads what one like it has just read (`Kernel.again`) several are run
-in a row, whatever they take: all but the first find it in the caches.
+What computes element by element reads what the kernel before it has just made, and as a rule writes over it, as nobody
+else reads that. So the inputs of such kernels are made again for every run, too, on the device that reads them; and
+their runs follow each other. (Runs that all read the same tensors need room of their own for what they make: on a
+processor with small caches that took two to three times as long as in steps.)
+
+Of what products and convolutions of a training step read, some lies in the caches, as it was just made, and some does
+not: weights, and what the backward pass reads again. So they are timed twice: in runs that follow each other, which
+find all of it there, and in runs that follow one of every other kernel of the session; the mean of both counts. And in
+a step every device runs a kernel once, and then another: only those of some microseconds are repeated in a run, for
+the sake of the clock. Eight runs of one in a row found code and weights in the caches (up to a third too short). Of a
+kernel that reads what one like it has just read (`Kernel.again`) several are run in a row, whatever they take: all but
+the first find it in the caches.
 
 Whoever else uses the host makes everything slower for a while, never faster. So all kernels of a session are looked at
 several times over, and the best of these counts; and two kernels that stand in every session tell when it was disturbed
@@ -37,7 +42,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from more_itertools import constrained_batches
 
-from pase_mtf.calibration.nodes import BELONGS_TO, Nodes
+from pase_mtf.calibration.nodes import BELONGS_TO, Nodes, is_made
 from pase_mtf.compat import graph_of_nodes, tf
 from pase_mtf.host import available_bytes
 from pase_mtf.machine.kernel_times import DISTURBED
@@ -177,8 +182,9 @@ class KernelTimer:
         return constrained_batches(fitting, most, _BATCH, self._held_bytes, strict=False)
 
     def _held_bytes(self, kernel: Kernel) -> int:
-        """What the tensors of a kernel take, on all devices."""
-        return kernel.nbytes * self._devices.count
+        """What the tensors of a kernel take, on all devices, and those that its inputs are made of again."""
+        again = self._shared and (kernel.apart or _reads_what_was_just_made(kernel))
+        return (kernel.nbytes + again * sum(block.nbytes for block in kernel.inputs)) * self._devices.count
 
 
 def _take_shorter(found: dict[Kernel, Timing], timings: Mapping[Kernel, Timing]) -> None:
@@ -224,6 +230,12 @@ def plain_config(devices: Devices) -> tf.ConfigProto:
     return config
 
 
+def _reads_what_was_just_made(kernel: Kernel) -> bool:
+    """Whether all that it reads, but for variables that it assigns to, is what the kernels before it have made."""
+    return (kernel.family == "pointwise" and not kernel.again and "Gather" not in kernel.operation  # of a table
+            and kernel.operation not in BELONGS_TO)
+
+
 def _making(kernel: Kernel) -> Kernel:
     """What stands for making the inputs of a kernel."""
     return kernel._replace(operation=_MAKING)
@@ -238,6 +250,7 @@ class _Bench:
         self._expected, self._tiny, self._waiting = expected, tiny, waiting
         self._devices, self._shared, self._failed = devices, shared, failed
         self._config = plain_config(devices)
+        self._after_others = set[Kernel]()
 
     def measure(self, kernels: Sequence[Kernel]) -> dict[Kernel, Timing]:
         """Times all of them; where one of them spoils the graph for all, each by itself."""
@@ -258,6 +271,8 @@ class _Bench:
         nodes = Nodes(self._devices)
         names = {kernel: nodes.kernel(kernel, self._repeats(kernel), fresh=self._is_fresh(kernel))
                  for kernel in kernels}
+        half_cold = [kernel for kernel in kernels if self._is_half_cold(kernel)]
+        self._after_others = {_IDLE, *half_cold, *map(_making, filter(self._has_making, half_cold))}
         names |= {_making(kernel): nodes.making(kernel, self._repeats(kernel))
                   for kernel in kernels if self._has_making(kernel)}
         for kernel, beside in self._dispatching():
@@ -294,7 +309,11 @@ class _Bench:
         """What stands for a run of a kernel without the kernel."""
         if self._has_making(kernel):
             return _making(kernel)
-        return _IDLE_AGAIN if kernel in _ONLY_AGAIN else _IDLE
+        return _IDLE if self._is_half_cold(kernel) else _IDLE_AGAIN
+
+    def _is_half_cold(self, kernel: Kernel) -> bool:
+        """Whether it is timed after others as well: some of what it reads was not just made."""
+        return kernel not in _ONLY_AGAIN and not (self._shared and _reads_what_was_just_made(kernel))
 
     def _of_one(self, kernel: Kernel, timing: Timing, without: Timing, dispatch: float) -> Timing:
         """What one run of a kernel takes, by what a run of all of them took, and one without them."""
@@ -306,8 +325,12 @@ class _Bench:
         return _LEAST_SHARE if self._shared else _LEAST_SECONDS
 
     def _is_fresh(self, kernel: Kernel) -> bool:
-        """Whether its inputs are made anew for every run: those that other devices of this process made."""
-        return kernel.apart and self._shared and self._devices.count > 1
+        """Whether its inputs are made anew for every run: those that other devices of this process made, and what it
+        writes over. Who forwards what it reads does not touch it."""
+        if kernel.apart and self._devices.count > 1:
+            return self._shared
+        return (self._shared and kernel not in _ONLY_AGAIN and _reads_what_was_just_made(kernel)
+                and not kernel.by_reference and any(map(is_made, kernel.inputs)))
 
     def _has_making(self, kernel: Kernel) -> bool:
         """Whether its runs make what it reads."""
@@ -354,8 +377,9 @@ class _Bench:
         return int(np.clip(seconds / together, least, _REPEATS))
 
     def _look(self, runs: Mapping[Kernel, Callable[[], object]]) -> dict[Kernel, Timing]:
-        """What a run of every kernel takes: the mean of runs that follow each other, and of such as follow others."""
-        apart = {kernel: _Clocked() for kernel in runs if kernel not in _ONLY_AGAIN}
+        """What a run of every kernel takes: of runs that follow each other; or, where some of what it reads is not at
+        hand in a step, the mean of these and of such as follow others."""
+        apart = {kernel: _Clocked() for kernel in runs if kernel in self._after_others}
         for _ in range(_ROUNDS):
             for kernel, clocked in apart.items():
                 with clocked.counting():

@@ -37,6 +37,7 @@ def test_what_is_too_large_or_too_late_is_not_timed():
 
 
 _PRODUCT, _MEMORY = PROBES
+_NARROW = REFERENCES[1]  # a product
 _LARGE = Kernel("AddV2", (floats(1 << 18),) * 2, (floats(1 << 18),))
 
 
@@ -78,47 +79,46 @@ def test_a_slow_start_of_a_run_makes_no_kernel_short(monkeypatch):
         start, slow = next(tries)
         looked = dict.fromkeys((timing._IDLE_AGAIN, timing._IN_A_ROW, timing._BESIDE), Timing(1e-4))
         looked |= {kernel: Timing(1e-4 + slow * 1e-3 * bench._runs(bench._repeats(kernel))) for kernel in PROBES}
-        looked |= {timing._IDLE: Timing(start), ADD: Timing(4e-4)}
+        looked |= {timing._IDLE: Timing(start), _NARROW: Timing(4e-4)}
         yield lambda: looked
 
     monkeypatch.setattr(timing._Bench, "opened", opened)
-    (batch,) = KernelTimer(2, best=dict.fromkeys(PROBES, 1e-3)).time([ADD])
+    (batch,) = KernelTimer(2, best=dict.fromkeys(PROBES, 1e-3)).time([_NARROW])
     bench = timing._Bench(Devices.first(2, "cpu"), True, {})
-    assert batch[ADD].seconds == pytest.approx(3e-4 / bench._runs(bench._repeats(ADD)))
-    assert batch[ADD].probed == pytest.approx((1e-3, 1e-3))
+    assert batch[_NARROW].seconds == pytest.approx(3e-4 / bench._runs(bench._repeats(_NARROW)))
+    assert batch[_NARROW].probed == pytest.approx((1e-3, 1e-3))
 
 
 def test_a_kernel_goes_from_thread_to_thread(monkeypatch):
     monkeypatch.setattr(timing, "_dispatches", {})
     bench, gpus = (timing._Bench(Devices.first(2, kind), kind == "cpu", {}) for kind in ("cpu", "gpu"))
-    nodes, kernels = 2 * timing._TINY_REPEATS, 2 * bench._repeats(ADD)
+    nodes, kernels = 2 * timing._TINY_REPEATS, 2 * bench._repeats(_NARROW)
 
     def looked(dispatch):
-        return {ADD: Timing(3e-4 + kernels * 5e-6), timing._IDLE: Timing(3e-4), timing._IDLE_AGAIN: Timing(1e-4),
+        return {_NARROW: Timing(3e-4 + kernels * 5e-6), timing._IDLE: Timing(3e-4), timing._IDLE_AGAIN: Timing(1e-4),
                 timing._IN_A_ROW: Timing(2e-4), timing._BESIDE: Timing(2e-4 + nodes * dispatch)}
 
     first = bench.of_one(looked(3e-6))
-    assert set(first) == {ADD}
-    assert first[ADD].seconds == pytest.approx(5e-6 + 3e-6)
+    assert set(first) == {_NARROW}
+    assert first[_NARROW].seconds == pytest.approx(5e-6 + 3e-6)
     monkeypatch.setattr(timing, "_dispatches", {Devices.first(2, "cpu"): [3e-6]})
-    assert bench.of_one(looked(9e-6))[ADD].seconds == pytest.approx(5e-6 + 4.5e-6)  # the quartile of both sessions
+    assert bench.of_one(looked(9e-6))[_NARROW].seconds == pytest.approx(5e-6 + 4.5e-6)  # the quartile of both sessions
     monkeypatch.setattr(timing, "_dispatches", {})
-    assert bench.of_one(looked(-3e-6))[ADD].seconds == pytest.approx(5e-6)  # less than none it is not
-    short = {**looked(3e-6), ADD: Timing(3e-4 + kernels * 1e-7)}
+    assert bench.of_one(looked(-3e-6))[_NARROW].seconds == pytest.approx(5e-6)  # less than none it is not
+    short = {**looked(3e-6), _NARROW: Timing(3e-4 + kernels * 1e-7)}
     monkeypatch.setattr(timing, "_dispatches", {})
-    assert bench.of_one(short)[ADD].seconds == pytest.approx(1e-7 + 3e-6)  # as the share that one core has of all
+    assert bench.of_one(short)[_NARROW].seconds == pytest.approx(1e-7 + 3e-6)  # as the share that one core has of all
     # Of a table that knows a tiny kernel, what was measured with it counts for all that comes later.
     table = timing._Bench(Devices.first(2, "cpu"), True, {}, tiny=1e-4 / nodes + 4e-6)
-    assert table.of_one(looked(9e-6))[ADD].seconds == pytest.approx(5e-6 + 4e-6)
-    alone = {ADD: Timing(1e-4 + gpus._repeats(ADD) * 5e-6), timing._IDLE: Timing(1e-4)}
-    assert gpus.of_one(alone)[ADD].seconds == pytest.approx(5e-6)
+    assert table.of_one(looked(9e-6))[_NARROW].seconds == pytest.approx(5e-6 + 4e-6)
+    alone = {_NARROW: Timing(1e-4 + gpus._repeats(_NARROW) * 5e-6), timing._IDLE: Timing(1e-4)}
+    assert gpus.of_one(alone)[_NARROW].seconds == pytest.approx(5e-6)
 
 
 def test_what_comes_from_other_devices_is_made_for_every_run(monkeypatch):
     monkeypatch.setattr(timing, "_dispatches", {})
     total, send = sum_kernel(2, 64, 4), send_kernel(64, 4)
-    bench, alone, gpus = (timing._Bench(Devices.first(count, kind), kind == "cpu", {})
-                          for count, kind in ((2, "cpu"), (1, "cpu"), (2, "gpu")))
+    bench, gpus = (timing._Bench(Devices.first(2, kind), kind == "cpu", {}) for kind in ("cpu", "gpu"))
     runs = {kernel: 2 * bench._repeats(kernel) for kernel in (total, send)}
     looked = {total: Timing(3e-4 + runs[total] * 9e-6), timing._making(total): Timing(3e-4),
               send: Timing(4e-4 + runs[send] * 5e-6), timing._making(send): Timing(4e-4), timing._IDLE: Timing(1e-4),
@@ -128,10 +128,31 @@ def test_what_comes_from_other_devices_is_made_for_every_run(monkeypatch):
     assert set(found) == {total, send}
     assert found[total].seconds == pytest.approx(9e-6 + 2e-6)
     assert found[send].seconds == pytest.approx(5e-6)  # no node
-    for other in (alone, gpus):  # nothing is sent, or what is sent is no work of cores that all share
-        assert not other._is_fresh(total)
+    assert not gpus._is_fresh(total)  # what is sent is no work of cores that all share
     with bench.opened([total, send, ADD]) as look:
-        assert set(look()) == {*looked, ADD}
+        assert set(look()) == {*looked, ADD, timing._making(ADD)}
+
+
+def test_what_computes_element_by_element_reads_what_was_just_made():
+    """And may write over it: nobody else reads it. What reads weights or tables, or forwards what it reads, finds them
+    where they are."""
+    rows = Kernel("GatherV2", (floats(64, 8), Block("int32", (4,)), Block("int32", (), (0,))), (floats(4, 8),))
+    shape = Kernel("Reshape", (floats(4, 8), Block("int32", (1,), (32,))), (floats(32),))
+    assigned = Kernel("AssignSubVariableOp", (Block("resource", (4, 8)), floats(4, 8)), ())
+    drawn = Kernel("Fill", (Block("int32", (1,), (8,)), Block("float32", (), (0,))), (floats(8),))
+    bench, gpus = (timing._Bench(Devices.first(2, kind), kind == "cpu", {}) for kind in ("cpu", "gpu"))
+    kernels = (ADD, assigned, rows, shape, drawn, _NARROW, ADD._replace(again=True), *PROBES)
+    assert [kernel for kernel in kernels if bench._is_fresh(kernel)] == [ADD, assigned]
+    assert [kernel for kernel in kernels if bench._is_half_cold(kernel)] == [rows, _NARROW, ADD._replace(again=True)]
+    assert not any(map(gpus._is_fresh, kernels))
+    nodes = Nodes(Devices.first(2, "cpu"))
+    nodes.kernel(ADD, 3, fresh=True)
+    made = {node.name: node for node in nodes.definition.node}
+    adds = [node for node in made.values() if node.op == ADD.operation]
+    read = [name for node in adds for name in node.input if not name.startswith("^")]
+    assert {made[name].op for name in read} == {"Snapshot"}
+    assert len(set(read)) == len(read) == 2 * 3 * 2
+    assert all(made[name.lstrip("^")].device == node.device for node in adds for name in node.input)
 
 
 def test_what_belongs_to_another_kernel_reads_what_that_made(monkeypatch):

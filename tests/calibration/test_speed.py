@@ -235,14 +235,16 @@ class _Caches(_Busy):
         return run
 
 
-def test_half_of_what_a_kernel_reads_is_in_the_caches(monkeypatch):
+def test_half_of_what_a_product_reads_is_in_the_caches(monkeypatch):
     monkeypatch.setattr(timing, "_dispatches", {})
     monkeypatch.setattr(timing.tf, "Session", _Caches)
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: _Busy.wall))
     monkeypatch.setattr(timing, "thread_seconds", lambda: {1: _Busy.work})
-    kernel, bench = REFERENCES[5], timing._Bench(Devices.first(2, "cpu"), True, {})
-    repeats = bench._runs(bench._repeats(kernel))
+    (product, added), bench = REFERENCES[1:6:4], timing._Bench(Devices.first(2, "cpu"), True, {})
     # A run of it alone takes 10 ms, of nothing 1 ms; three times as much after others.
-    assert bench.measure([kernel])[kernel].seconds == pytest.approx((20e-3 - 2e-3) / repeats)
+    assert bench.measure([product])[product].seconds == pytest.approx(
+        (20e-3 - 2e-3) / bench._runs(bench._repeats(product)))
+    # What computes element by element reads what was just made, whatever was run before.
+    assert bench.measure([added])[added].seconds == pytest.approx((10e-3 - 1e-3) / bench._runs(bench._repeats(added)))
     # A tiny kernel tells how it is dispatched, not how threads are woken.
     assert bench.measure([TINY])[TINY].seconds == pytest.approx((10e-3 - 1e-3) / bench._runs(bench._repeats(TINY)))
