@@ -13,18 +13,18 @@ What comes from other devices was just made there, by another thread, and lies i
 for every reader anew. So the inputs of kernels that lie apart are made again for every run of these, on their devices,
 and what making them takes by itself is taken off: sending them stays a part of the kernel.
 
-What computes element by element reads what the kernel before it has just made, and as a rule writes over it, as nobody
-else reads that. So the inputs of such kernels are made again for every run, too, on the device that reads them; and
-their runs follow each other. (Runs that all read the same tensors need room of their own for what they make: on a
-processor with small caches that took two to three times as long as in steps.)
+What computes element by element reads what the kernel before it has just made, and is timed in runs that follow each
+other, which find it in the caches: traces of steps show such times, on processors of two kinds. (To make it again for
+every run, and take off what that takes, is nearer yet to what some take that write over it; but the difference of two
+long runs errs by more than it is, and kernels that seem to take nothing would be the bound of all others.) Of what
+products and convolutions read, some lies in the caches, as it was just made, and some does not: weights, and what the
+backward pass reads again. So these are timed twice: in runs that follow each other, and in runs that follow one of
+every other kernel of the session; the mean of both counts.
 
-Of what products and convolutions of a training step read, some lies in the caches, as it was just made, and some does
-not: weights, and what the backward pass reads again. So they are timed twice: in runs that follow each other, which
-find all of it there, and in runs that follow one of every other kernel of the session; the mean of both counts. And in
-a step every device runs a kernel once, and then another: only those of some microseconds are repeated in a run, for
-the sake of the clock. Eight runs of one in a row found code and weights in the caches (up to a third too short). Of a
-kernel that reads what one like it has just read (`Kernel.again`) several are run in a row, whatever they take: all but
-the first find it in the caches.
+And in a step every device runs a kernel once, and then another: only those of some microseconds are repeated in a run,
+for the sake of the clock. Eight runs of one in a row found code and weights in the caches (up to a third too short). Of
+a kernel that reads what one like it has just read (`Kernel.again`) several are run in a row, whatever they take: all
+but the first find it in the caches.
 
 Whoever else uses the host makes everything slower for a while, never faster. So all kernels of a session are looked at
 several times over, and the best of these counts; and two kernels that stand in every session tell when it was disturbed
@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from more_itertools import constrained_batches
 
-from pase_mtf.calibration.nodes import BELONGS_TO, Nodes, is_made
+from pase_mtf.calibration.nodes import BELONGS_TO, Nodes
 from pase_mtf.compat import graph_of_nodes, tf
 from pase_mtf.host import available_bytes
 from pase_mtf.machine.kernel_times import DISTURBED
@@ -182,9 +182,8 @@ class KernelTimer:
         return constrained_batches(fitting, most, _BATCH, self._held_bytes, strict=False)
 
     def _held_bytes(self, kernel: Kernel) -> int:
-        """What the tensors of a kernel take, on all devices, and those that its inputs are made of again."""
-        again = self._shared and (kernel.apart or _reads_what_was_just_made(kernel))
-        return (kernel.nbytes + again * sum(block.nbytes for block in kernel.inputs)) * self._devices.count
+        """What the tensors of a kernel take, on all devices."""
+        return kernel.nbytes * self._devices.count
 
 
 def _take_shorter(found: dict[Kernel, Timing], timings: Mapping[Kernel, Timing]) -> None:
@@ -325,12 +324,8 @@ class _Bench:
         return _LEAST_SHARE if self._shared else _LEAST_SECONDS
 
     def _is_fresh(self, kernel: Kernel) -> bool:
-        """Whether its inputs are made anew for every run: those that other devices of this process made, and what it
-        writes over. Who forwards what it reads does not touch it."""
-        if kernel.apart and self._devices.count > 1:
-            return self._shared
-        return (self._shared and kernel not in _ONLY_AGAIN and _reads_what_was_just_made(kernel)
-                and not kernel.by_reference and any(map(is_made, kernel.inputs)))
+        """Whether its inputs are made anew for every run: those that other devices of this process made."""
+        return kernel.apart and self._shared and self._devices.count > 1
 
     def _has_making(self, kernel: Kernel) -> bool:
         """Whether its runs make what it reads."""

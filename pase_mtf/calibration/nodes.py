@@ -12,7 +12,7 @@ from pase_mtf.lowering.nodes import node_of
 from pase_mtf.machine.kernels import Block, Kernel
 from pase_mtf.runtime import Devices
 
-__all__ = ["BELONGS_TO", "Nodes", "is_made"]
+__all__ = ["BELONGS_TO", "Nodes"]
 
 BELONGS_TO = {"MaxPoolGrad": "MaxPool"}
 """Operations whose second input is what another made of the first, which oneDNN does otherwise where it sees that: by
@@ -100,7 +100,7 @@ class Nodes:
         for number in range(len(self._devices)):
             for turn, names in enumerate(self._made(kernel, number, self._inputs(kernel, number), repeats)):
                 for place, (name, block) in enumerate(zip(names, kernel.inputs, strict=True)):
-                    if is_made(block):
+                    if _is_made(block):
                         made[turn, self._lies_on(kernel, number, place)].append((name, block.dtype))
         rounds = {key: self.group([name for name, _ in tensors], key[1]) for key, tensors in made.items()}
         ends = collections.defaultdict[str, list[str]](list)
@@ -124,7 +124,7 @@ class Nodes:
             made = [self._add("Snapshot", [name, *([f"^{before}"] if turn else [])],
                               self._lies_on(kernel, number, place),
                               T=tf.AttrValue(type=tf.as_dtype(block.dtype).as_datatype_enum))
-                    if is_made(block) else name
+                    if _is_made(block) else name
                     for place, (name, before, block) in enumerate(zip(inputs, made, kernel.inputs, strict=True))]
             rounds.append(made)
         return rounds
@@ -199,6 +199,6 @@ class Nodes:
         return self._handles[key]
 
 
-def is_made(block: Block) -> bool:
+def _is_made(block: Block) -> bool:
     """Whether an input of a kernel is computed, and neither a constant nor a variable."""
     return block.value is None and block.dtype != "resource"

@@ -118,7 +118,8 @@ def test_a_kernel_goes_from_thread_to_thread(monkeypatch):
 def test_what_comes_from_other_devices_is_made_for_every_run(monkeypatch):
     monkeypatch.setattr(timing, "_dispatches", {})
     total, send = sum_kernel(2, 64, 4), send_kernel(64, 4)
-    bench, gpus = (timing._Bench(Devices.first(2, kind), kind == "cpu", {}) for kind in ("cpu", "gpu"))
+    bench, alone, gpus = (timing._Bench(Devices.first(count, kind), kind == "cpu", {})
+                          for count, kind in ((2, "cpu"), (1, "cpu"), (2, "gpu")))
     runs = {kernel: 2 * bench._repeats(kernel) for kernel in (total, send)}
     looked = {total: Timing(3e-4 + runs[total] * 9e-6), timing._making(total): Timing(3e-4),
               send: Timing(4e-4 + runs[send] * 5e-6), timing._making(send): Timing(4e-4), timing._IDLE: Timing(1e-4),
@@ -128,31 +129,22 @@ def test_what_comes_from_other_devices_is_made_for_every_run(monkeypatch):
     assert set(found) == {total, send}
     assert found[total].seconds == pytest.approx(9e-6 + 2e-6)
     assert found[send].seconds == pytest.approx(5e-6)  # no node
-    assert not gpus._is_fresh(total)  # what is sent is no work of cores that all share
+    for other in (alone, gpus):  # nothing is sent, or what is sent is no work of cores that all share
+        assert not other._is_fresh(total)
     with bench.opened([total, send, ADD]) as look:
-        assert set(look()) == {*looked, ADD, timing._making(ADD)}
+        assert set(look()) == {*looked, ADD}
 
 
-def test_what_computes_element_by_element_reads_what_was_just_made():
-    """And may write over it: nobody else reads it. What reads weights or tables, or forwards what it reads, finds them
-    where they are."""
+def test_what_is_timed_after_others_reads_what_was_not_just_made():
+    """Weights, tables, and what a kernel like it has just read."""
     rows = Kernel("GatherV2", (floats(64, 8), Block("int32", (4,)), Block("int32", (), (0,))), (floats(4, 8),))
-    shape = Kernel("Reshape", (floats(4, 8), Block("int32", (1,), (32,))), (floats(32),))
     assigned = Kernel("AssignSubVariableOp", (Block("resource", (4, 8)), floats(4, 8)), ())
-    drawn = Kernel("Fill", (Block("int32", (1,), (8,)), Block("float32", (), (0,))), (floats(8),))
-    bench, gpus = (timing._Bench(Devices.first(2, kind), kind == "cpu", {}) for kind in ("cpu", "gpu"))
-    kernels = (ADD, assigned, rows, shape, drawn, _NARROW, ADD._replace(again=True), *PROBES)
-    assert [kernel for kernel in kernels if bench._is_fresh(kernel)] == [ADD, assigned]
-    assert [kernel for kernel in kernels if bench._is_half_cold(kernel)] == [rows, _NARROW, ADD._replace(again=True)]
-    assert not any(map(gpus._is_fresh, kernels))
-    nodes = Nodes(Devices.first(2, "cpu"))
-    nodes.kernel(ADD, 3, fresh=True)
-    made = {node.name: node for node in nodes.definition.node}
-    adds = [node for node in made.values() if node.op == ADD.operation]
-    read = [name for node in adds for name in node.input if not name.startswith("^")]
-    assert {made[name].op for name in read} == {"Snapshot"}
-    assert len(set(read)) == len(read) == 2 * 3 * 2
-    assert all(made[name.lstrip("^")].device == node.device for node in adds for name in node.input)
+    bench = timing._Bench(Devices.first(2, "cpu"), True, {})
+    total, again, product = sum_kernel(2, 64, 4), ADD._replace(again=True), _NARROW._replace(apart=True)
+    kernels = [ADD, assigned, total, rows, _NARROW, product, again, *PROBES]
+    assert list(filter(bench._is_half_cold, kernels)) == [rows, _NARROW, product, again]
+    with bench.opened(kernels):  # what making them takes is timed as they are
+        assert bench._after_others == {timing._IDLE, rows, _NARROW, product, timing._making(product), again}
 
 
 def test_what_belongs_to_another_kernel_reads_what_that_made(monkeypatch):

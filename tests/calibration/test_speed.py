@@ -244,7 +244,7 @@ def test_half_of_what_a_product_reads_is_in_the_caches(monkeypatch):
     # A run of it alone takes 10 ms, of nothing 1 ms; three times as much after others.
     assert bench.measure([product])[product].seconds == pytest.approx(
         (20e-3 - 2e-3) / bench._runs(bench._repeats(product)))
-    # What computes element by element reads what was just made, whatever was run before.
+    # What computes element by element finds what it reads in the caches.
     assert bench.measure([added])[added].seconds == pytest.approx((10e-3 - 1e-3) / bench._runs(bench._repeats(added)))
     # A tiny kernel tells how it is dispatched, not how threads are woken.
     assert bench.measure([TINY])[TINY].seconds == pytest.approx((10e-3 - 1e-3) / bench._runs(bench._repeats(TINY)))
