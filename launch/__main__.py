@@ -20,6 +20,7 @@ from pase_mtf.launch.command_line import parse_command_line, shared_flags
 from pase_mtf.launch.console import SMALLER
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import Plan, check_packages, member_of, resolve
+from pase_mtf.launch.run_folder import check_can_be_written
 
 __all__ = ["main"]
 
@@ -59,6 +60,8 @@ def run(arguments: Sequence[str], interrupts: Interrupts) -> int:
 def _resolved(options: Options) -> Plan:
     """What a run is to do; a line tells where that is nothing."""
     plan = resolve(options)
+    if plan.options.in_place and not plan.done:
+        check_can_be_written(plan.options.output_dir)
     if plan.done:
         print(f"the run in {plan.options.output_dir} has done its {plan.done} steps"
               + ("; more --steps go on with it" if plan.checkpoint else ""))

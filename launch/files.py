@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import math
@@ -41,6 +42,8 @@ from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["RunFiles", "write_outcome"]
 
+_LONGEST_NAME = 255
+"""Bytes of the name of a folder."""
 _MOST_DRAWN = 16
 """Devices whose rows can be told apart in a picture."""
 
@@ -212,7 +215,10 @@ class RunFiles:
     def _write_events(self, arm: str, step: int, values: Mapping[str, float]) -> None:
         if arm not in self._writers:
             # Of two files of one name the second arm is called by its path.
-            folder = self.path(os.path.join("events", arm.replace(os.sep, "_")))
+            name = arm.replace(os.sep, "_")
+            if len(name.encode()) > _LONGEST_NAME:
+                name = f"{hashlib.sha256(name.encode()).hexdigest()[:16]}_{name[-50:]}"
+            folder = self.path(os.path.join("events", name))
             self._writers[arm] = Events(folder, self._goes_on_at)
         self._writers[arm].add(step, values)
 

@@ -11,9 +11,9 @@ from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import read_json
 
 __all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "METRICS", "NOT_KEPT",
-           "check_folder_taken_up", "check_new_folder", "check_no_training", "check_whole_path", "checkpoint_steps",
-           "files_of_run", "has_checkpoint", "has_ended", "has_results", "load_run_config", "names_in",
-           "newest_checkpoint", "steps_done", "went_well"]
+           "check_can_be_written", "check_folder_taken_up", "check_new_folder", "check_no_training", "check_whole_path",
+           "checkpoint_steps", "files_of_run", "has_checkpoint", "has_ended", "has_results", "load_run_config",
+           "names_in", "newest_checkpoint", "steps_done", "went_well"]
 
 CONFIG_FORMAT = "pase_mtf.run"
 CONFIG_VERSION = 1
@@ -107,6 +107,12 @@ def load_run_config(folder: str) -> dict[str, Any]:
     if not isinstance(data.get("options"), dict):
         raise FormatError(f"{folder}/config.json: has no options; it is truncated or foreign")
     return data
+
+
+def check_can_be_written(folder: str) -> None:
+    """Raises UsageError where a run cannot go on in a folder, as nothing can be written there."""
+    if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"--output_dir={shortened(folder, quoted=False)}: cannot be written to; name another place")
 
 
 def check_folder_taken_up(path: str | None) -> None:

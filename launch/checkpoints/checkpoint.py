@@ -45,6 +45,10 @@ _LOCK = ".writing.lock"
 _CHUNK = 1 << 22
 
 
+class _LaterVersionError(FormatError):
+    """A whole checkpoint that a later version of this program has written."""
+
+
 class FileEntry(TypedDict):
     """What a manifest says of a file: its size and its SHA-256."""
 
@@ -183,6 +187,8 @@ def find_checkpoint(run_folder: str) -> CheckpointInfo:
     for place, step in places:
         try:
             found = _checked(place, step)
+        except _LaterVersionError:
+            raise  # it is whole: a run that went on from an earlier one would remove it with its first step
         except FormatError as error:
             if not os.path.isdir(place) and checkpoint_steps(folder)[:1] > [places[0][1]]:
                 return find_checkpoint(run_folder)  # a run that writes there has removed it, and has later ones
@@ -245,7 +251,10 @@ def _checked(folder: str, named: int | None) -> CheckpointInfo:
       FormatError: names the file and what is wrong with it.
     """
     path = os.path.join(folder, MANIFEST)
-    manifest = read_json(path, FORMAT, VERSION)
+    manifest = read_json(path, FORMAT, sys.maxsize)
+    if manifest["version"] > VERSION:
+        told = f"{path}: {FORMAT} version {manifest['version']}, this program reads up to {VERSION}; upgrade pase_mtf"
+        raise (_LaterVersionError if manifest.get("sha256") == _own_hash(manifest) else FormatError)(told)
     check_schema(path, manifest, _Manifest)
     step: int = manifest["step"]
     if not 0 <= step <= MAX_STEP:

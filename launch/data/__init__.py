@@ -70,4 +70,6 @@ def _paths(spec: str, if_missing: str | None = None) -> list[str]:
         if not os.path.exists(path):
             told = if_missing or "check the path, or leave --data out to train on synthetic data"
             raise DataError(f"--data={spec}: no such file or folder {path!r}; {told}")
+        if not (os.path.isfile(path) or os.path.isdir(path)):  # it may have no end, and nobody can read it twice
+            raise DataError(f"--data={spec}: {path!r} is a device or a pipe; name a file or a folder")
     return paths

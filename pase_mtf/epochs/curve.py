@@ -26,8 +26,8 @@ __all__ = ["MOST", "EpochCurve", "Epochs", "Run", "is_amount", "is_count", "line
 MOST = 2 ** 31 - 1
 """Of a batch, and of a number of workers or devices."""
 
-_LEAST = 1e-100
-"""Epochs that are extrapolated: fewer tell nothing, and end at 0, by which nobody can divide."""
+_LEAST, _LARGEST = 1e-30, 1e30
+"""Of epochs, and of seconds of a step: within these no product or quotient of them is 0, or has no end."""
 
 _TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -38,10 +38,10 @@ def is_count(value: object) -> bool:
 
 
 def is_amount(value: object) -> bool:
-    """Whether it is a number above 0, and not without end."""
+    """Whether it is a number above 0 that can be multiplied with others of its kind (`_LEAST` to `_LARGEST`)."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         return False
-    return 0.0 < as_float(value) < math.inf  # integers have no end
+    return _LEAST <= as_float(value) <= _LARGEST  # integers have no end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Run:
     def __post_init__(self) -> None:
         if not (is_count(self.batch) and is_amount(self.epochs)):
             raise UsageError(f"batch={shortened(self.batch)}, epochs={shortened(self.epochs)}: give a whole batch from "
-                             f"1 to {MOST} and epochs above 0")
+                             f"1 to {MOST} and epochs above 0 ({_LEAST:g} to {_LARGEST:g})")
         for name, value in vars(self).copy().items():
             if isinstance(value, np.generic):  # NumPy's numbers are no JSON
                 object.__setattr__(self, name, value.item())
@@ -161,8 +161,8 @@ class EpochCurve:
             far = (above.low, above.high) if share >= 0.0 else (above.high, above.low)
             median, low, high = (math.exp((1 - share) * math.log(a) + share * math.log(b)) for a, b in (
                 (below.median, above.median), *zip(near, far, strict=True)))
-            if not inside and min(median, low, high) < _LEAST:
-                raise OverflowError("as good as no epochs")
+            if not inside and not all(map(is_amount, (median, low, high))):
+                raise OverflowError("no number of epochs")
         except (OverflowError, ValueError) as error:  # of 0, where the quotient of two batches is none
             raise UsageError(f"batch={shortened(batch)}: too far beyond the batches {batches[0]} to {batches[-1]} that "
                              "were measured; give one that is nearer") from error

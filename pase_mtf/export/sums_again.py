@@ -32,7 +32,7 @@ def sums_again(facts: Iterable[OperationFacts], due: Collection[mtf.Tensor]) -> 
     counted = {parts.same.get(tensor, tensor) for tensor in due}
     made: collections.Counter[mtf.Tensor] = collections.Counter()
     for tensor in reversed(parts.sums):
-        made[tensor] += parts.is_needed(tensor)
+        made[tensor] += parts.is_needed(tensor) * parts.turns(tensor)
         payer = parts.payer(tensor)
         if payer is not None and tensor not in counted:
             made[payer] += made[tensor]
@@ -54,6 +54,9 @@ class _Parts:
         self._readers: collections.Counter[mtf.Tensor] = collections.Counter()
         self._passing: collections.Counter[mtf.Tensor] = collections.Counter()
         self._mixed: set[mtf.Tensor] = set()  # added to sums over other dims: a layout may need each by itself
+        # (loops, how often a step runs them) in which it is made; those in which it is read.
+        self._made_in: dict[mtf.Tensor, tuple[tuple[mtf.Operation, ...], int]] = {}
+        self._read_in: dict[mtf.Tensor, set[tuple[tuple[mtf.Operation, ...], int]]] = {}
         stock: dict[mtf.Tensor, PendingSum] = {}
         for fact in facts:
             reads = [self.same.get(tensor, tensor) for tensor in fact.reads]
@@ -66,7 +69,12 @@ class _Parts:
             stock.update(passed)
             sources = [] if fact.contracts else [tensor for tensor in dict.fromkeys(reads) if tensor in stock]
             self._passed.update(dict.fromkeys(passed, sources))
-            self._readers.update({*reads, *(self.same.get(start, start) for start in fact.starts)})
+            readers = {*reads, *(self.same.get(start, start) for start in fact.starts)}
+            self._readers.update(readers)
+            here = fact.loops, fact.trips
+            self._made_in.update(dict.fromkeys(passed, here))
+            for tensor in readers:
+                self._read_in.setdefault(tensor, set()).add(here)
         for output, sources in self._passed.items():
             payer = self.payer(output)
             if payer is not None:
@@ -82,6 +90,14 @@ class _Parts:
     def is_needed(self, tensor: mtf.Tensor) -> bool:
         """Whether somebody needs the sum itself: one that does not pass the parts on, or who has the tensor fetched."""
         return not self._passing[tensor] or self._readers[tensor] > self._passing[tensor]
+
+    def turns(self, tensor: mtf.Tensor) -> int:
+        """How often a sum is made for once that its parts are: where one loop alone reads it, in every iteration."""
+        loops, trips = self._made_in[tensor]
+        read_in = list(self._read_in.get(tensor, ()))
+        if len(read_in) != 1 or read_in[0][0] == loops:
+            return 1
+        return max(1, read_in[0][1] // max(trips, 1))
 
     def is_left(self, tensor: mtf.Tensor) -> bool:
         """Whether a sum that nobody needs by itself is not made: its parts are summed with those they are added to."""

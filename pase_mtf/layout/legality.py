@@ -99,6 +99,11 @@ class StockLegality:
         self._ways = Ways(position)
         if not self._used and not trains(list(position)):
             self._used.update(tensor for operation in graph.operations for tensor in operation.outputs)
+        # Tensor -> the stages of loops in which it is read; of what is, or may be, fetched that of no loop, too.
+        self._read_in: dict[mtf.Tensor, set[Hashable]] = {tensor: {()} for tensor in self._used}
+        for operation, stages in _in_stages(graph.operations):
+            for tensor in read_by(operation):
+                self._read_in.setdefault(tensor, set()).add(stages)
         for operation in position:
             self._used.update(read_by(operation))
             loop = rule_of(operation).loop(operation)
@@ -206,9 +211,12 @@ class StockLegality:
                 self.keep_apart(operation, dims_of(tensor.shape), "one tensor")
         if not is_known(operation):
             self.unknown.append(operation)
-        rule.stock_demands(operation, self)
         if inside is not None:
             self._check_captured(operation, inside)
+        loop = rule.loop(operation)
+        if loop is not None:  # what it begins with is summed before anything in it reads
+            self._read.update(variable.start for variable in loop.variables)
+        rule.stock_demands(operation, self)
         sums = {tensor: pending for tensor, pending in rule.stock_sums(operation, self._sums).items()
                 if pending.names()}
         # An addition of sums over the same dims finishes neither, whatever is split; of others lowering tells.
@@ -227,8 +235,12 @@ class StockLegality:
 
     def _check_captured(self, operation: mtf.Operation, inside: frozenset[mtf.Tensor]) -> None:
         """A sum that is reduced in a loop exists nowhere else: it has to be reduced by somebody before."""
+        rule = rule_of(operation)
+        # What works on the parts makes sums of its own, which are not priced as often as the loop turns.
+        passes = rule.forwards_sums and bool(rule.stock_sums(operation, self._sums))
         for tensor in read_by(operation):
-            if tensor not in inside and tensor not in self._read:
+            alone = len(self._read_in.get(tensor, ())) == 1  # then nobody outside of this stage needs it
+            if tensor not in inside and tensor not in self._read and (passes or not alone):
                 self.need_reduced(operation, tensor, "a sum that a loop finishes cannot be used after it")
 
     # -- questions ---------------------------------------------------------------------------------------------------
@@ -357,6 +369,16 @@ class StockLegality:
                 if entry[1:3] not in seen:
                     seen.add(entry[1:3])
                     yield entry
+
+
+def _in_stages(operations: Iterable[mtf.Operation], around: tuple[Hashable, ...] = (),
+               ) -> Iterator[tuple[mtf.Operation, tuple[Hashable, ...]]]:
+    """Every operation, those in loops too, with the stages of loops that it stands in, outermost first."""
+    for operation in operations:
+        yield operation, around
+        loop = rule_of(operation).loop(operation)
+        for number, stage in enumerate(loop.stages if loop is not None else ()):
+            yield from _in_stages(stage.operations, (*around, (operation, number)))
 
 
 def _with_bodies(operations: Iterable[mtf.Operation]) -> Iterator[mtf.Operation]:

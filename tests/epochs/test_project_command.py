@@ -176,3 +176,15 @@ def test_a_home_folder_is_found_behind_an_equals_sign(curve, tmp_path, monkeypat
     flags = ["project", "--curve=~/curve.csv", "--steps=~/steps.csv", "--worker_batch=16", "--devices=1"]
     assert main([*flags, "--json=~/mixes.json"]) == 0
     assert json.loads((tmp_path / "mixes.json").read_text())["format"] == "pase_mtf.projection"
+
+
+@pytest.mark.parametrize(("epochs", "seconds"), [("1e-320", "1e-3"), ("1e300", "1e300"), ("2", "1e-320")])
+def test_amounts_whose_products_are_no_numbers(tmp_path, capsys, epochs, seconds):
+    curve, steps = tmp_path / "curve.csv", tmp_path / "steps.csv"
+    curve.write_text(f"batch,epochs\n16,{epochs}\n32,{epochs}\n")
+    steps.write_text("workers,ways,seconds\n" + "".join(f"{mix},{seconds}\n" for mix in ("1,1", "2,1", "1,2")))
+    assert main(["project", f"--curve={curve}", f"--steps={steps}", "--worker_batch=16", "--devices=1,2",
+                 "--ways=1,2"]) == 2
+    error = capsys.readouterr().err
+    assert "line 2" in error
+    assert error.count("\n") == 1

@@ -319,3 +319,12 @@ def test_a_function_of_slices_that_draws_numbers_tells_no_iterations(builder):
     assert _trips(builder)["inside"] == 1
     (assumed,) = export_graph(builder.graph).meta["assumed"]
     assert "while_loop" in assumed
+
+
+def test_a_sum_that_one_loop_alone_reads_is_made_by_stock_in_every_iteration(builder):
+    a, b, c = dim("a", 8), dim("b", 8), dim("c", 8)
+    z = mtf.einsum([builder.input("x", [a, b]), builder.variable("w", [b, c])], [a, c])
+    mtf.while_loop(lambda i, _: mtf.less(i, 5), lambda i, state: [i + 1, state + mtf.tanh(z)],
+                   [_start(builder), builder.input("start", [a, c])])
+    assert [operation.summed_again for layer in export_graph(builder.graph).layers for operation in layer.operations
+            if "b" in operation.reduced] == [4]

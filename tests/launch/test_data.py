@@ -15,7 +15,7 @@ import pytest
 
 from pase_mtf import models
 from pase_mtf.errors import DataError
-from pase_mtf.launch.data import Data, Source, open_data
+from pase_mtf.launch.data import Data, Source, check_data, open_data
 from pase_mtf.launch.data.images import read_idx
 from pase_mtf.launch.data.text import END, PADDING
 
@@ -435,3 +435,15 @@ def test_grey_pictures_with_transparency_are_grey(tmp_path, channels, told):
     (tmp_path / "labels.txt").write_text("a.png 1\n")
     data = open_data(str(tmp_path), ALEXNET, dataclasses.replace(IMAGES, image_channels=channels), 1, 0)
     assert data.describe() == f"1 images from {tmp_path}, labels from labels.txt{told}; 10 classes"
+
+
+def test_a_pipe_is_no_data():
+    """It would be empty, or wait for ever, when it is read again behind the check."""
+    reader, writer = os.pipe()
+    os.write(writer, b"a sentence\n" * 100)
+    os.close(writer)
+    try:
+        with pytest.raises(DataError, match="is a device or a pipe; name a file"):
+            check_data(f"/dev/fd/{reader}", TEXT)
+    finally:
+        os.close(reader)

@@ -271,3 +271,11 @@ def test_a_folder_that_was_only_just_made_is_not_left_behind(tmp_path, monkeypat
         with pytest.raises((UsageError, KeyboardInterrupt)):
             RunFiles(str(tmp_path / "run"))
     assert os.listdir(tmp_path) == []
+
+
+def test_an_arm_whose_name_is_longer_than_that_of_a_folder(tmp_path):
+    """As that of the second of two files of one name, which is called by its path."""
+    with RunFiles(str(tmp_path / "run")) as files:
+        for letter in "ab":
+            files.metric(Record("/".join([letter * 60] * 6), 0, 1.0, 0.1, True))
+    assert len(os.listdir(tmp_path / "run" / "events")) == 2

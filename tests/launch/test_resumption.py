@@ -1,6 +1,7 @@
 """What a run takes from the one that it continues, where the files of that lie elsewhere by now."""
 
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -208,3 +209,14 @@ def test_a_preset_that_was_edited_since_is_another_training_without_a_checkpoint
     (run / "summary.json").unlink()  # as of one that was killed
     with pytest.raises(UsageError, match=r"holds a run with other sizes in --preset=.*, and no checkpoint to go on"):
         resolve(parse_command_line(command))
+
+
+@pytest.mark.parametrize("auto", [False, True])
+def test_a_folder_that_cannot_be_written_to_is_told_before_tensorflow_is_loaded(finished, preset, monkeypatch, capsys,
+                                                                                 auto):
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    monkeypatch.setattr("pase_mtf.launch.execution.execute", lambda *_: pytest.fail("it was begun"))
+    flags = ["--resume=auto", "--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu", "--machine=a100",
+             "--steps=9", "--compare=none"] if auto else [f"--resume={finished}"]
+    assert main([*flags, f"--output_dir={finished}"]) == 2
+    assert "cannot be written to; name another place" in capsys.readouterr().err

@@ -313,3 +313,38 @@ def test_devices_that_hold_the_same_block_draw_the_same_numbers(seed, rules, rig
     same = [np.array_equal(first.setdefault(tuple(impl.slice_begin(y.shape, device)), block), block)
             for device, block in enumerate(slices)]
     assert all(same) == right
+
+
+def test_a_sum_that_a_loop_begins_with_is_made_before_anything_in_it_reads():
+    """Such as the position from which Mesh-TF's decoder begins, and counts its steps."""
+    batch, width = mtf.Dimension("batch", 4), mtf.Dimension("width", 4)
+    with tf.Graph().as_default():
+        builder = Builder(tf.float64)
+        total = mtf.reduce_sum(builder.input("x", [batch, width]), reduced_dim=width)
+        looped = mtf.while_loop(
+            lambda count, _: mtf.less(count, 3), lambda count, state: [count + 1, state + mtf.tanh(total)],
+            [mtf.constant(builder.mesh, 0, dtype=tf.int32), total])
+        outputs = [*looped, mtf.exp(total)]
+        assert Verifier(builder.graph, outputs).problem(MESH, {"width": "a"}) is None
+        assert StockLegality(builder.graph, outputs).problem({"width": 0}, MESH.sizes) is None
+        found, want = (lowered(builder.graph, mesh, given, outputs) for mesh, given in (
+            (MESH, {"width": "a"}), (MeshShape((("all", 1),)), {})))
+        with session(MESH.devices) as tf_session:
+            assert same(tf_session.run(found), tf_session.run(want), 1e-9)
+
+
+@pytest.mark.parametrize("fetched", [False, True])
+def test_a_sum_that_one_loop_alone_reads_is_made_in_it(fetched):
+    batch, width = mtf.Dimension("batch", 4), mtf.Dimension("width", 4)
+    with tf.Graph().as_default():
+        builder = Builder(tf.float64)
+        total = mtf.reduce_sum(builder.input("x", [batch, width]), reduced_dim=width)
+        outputs = [*_read_in_a_loop(total), *([total] if fetched else [])]
+        legal = StockLegality(builder.graph, outputs).problem({"width": 0}, MESH.sizes) is None
+        assert legal == (Verifier(builder.graph, outputs).problem(MESH, {"width": "a"}) is None)
+        assert legal == (not fetched)
+        if legal:
+            found, want = (lowered(builder.graph, mesh, given, outputs) for mesh, given in (
+                (MESH, {"width": "a"}), (MeshShape((("all", 1),)), {})))
+            with session(MESH.devices) as tf_session:
+                assert same(tf_session.run(found), tf_session.run(want), 1e-9)

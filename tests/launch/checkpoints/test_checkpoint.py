@@ -360,3 +360,12 @@ def test_all_of_it_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     # The values, the manifest, the names of both; and the name of all, behind its renaming.
     assert [name.partition(".partial-")[0] for name in done] == [
         "model.data", ".checkpoint.json", "", "renamed", "checkpoint"]
+
+
+def test_one_of_a_later_version_is_not_passed_over(tmp_path):
+    """A run that went on from the one before would remove it."""
+    _write(tmp_path, 7)
+    _write(tmp_path, 9)
+    _with(version=99)(tmp_path / "checkpoint" / "step-9")
+    with pytest.raises(FormatError, match=r"step-9.*version 99.*upgrade"):
+        find_checkpoint(str(tmp_path))
