@@ -23,8 +23,8 @@ from tqdm import tqdm
 
 from benchmarks import markdown
 from benchmarks.commands import check_results, told_in_one_line, whole_numbers
-from benchmarks.facts import facts, facts_text, of_rows
-from benchmarks.launching import processor, run_launcher
+from benchmarks.facts import facts_text, of_rows
+from benchmarks.launching import commit, processor, run_launcher
 from benchmarks.search import FOLDER
 from pase_mtf import models
 from pase_mtf.errors import UsageError, nearest
@@ -48,20 +48,21 @@ def measure(model: str, devices: int) -> dict[str, Any]:
     Returns:
       "runs": of the first and each later one, "spent" (seconds before the first step, by what they went to), "kernels"
       (of how many of its strategy's kernels the times are measured, how many rounds that took) and "gap" (how far the
-      strategy may be above the optimum, relative to it); "processor".
+      strategy may be above the optimum, relative to it); "processor"; "facts", of where it was measured.
 
     Raises:
       RuntimeError: a run failed.
     """
-    runs, where = [], ""
+    runs, where = [], {}
     with tempfile.TemporaryDirectory(prefix="pase_mtf-benchmark-") as folder:
         for _ in range(1 + _LATER):
             summary = run_launcher([f"--model={model}", f"--mesh={devices}", "--devices=cpu", f"--steps={_STEPS}"],
                                    environment={"XDG_CACHE_HOME": os.path.join(folder, "cache")})
-            where = processor(summary["facts"])
+            where = summary["facts"]
             runs.append({"spent": summary["spent"], "kernels": summary["search"]["kernels"],
                          "gap": summary["search"]["gap"], "wall_seconds": summary["wall_seconds"]})
-    return {"runs": runs, "processor": where}
+    return {"runs": runs, "processor": processor(where), "facts": {
+        "machine": where["devices"], "versions": where["versions"], "commit": commit() or "unknown"}}
 
 
 def _cells(run: Mapping[str, Any]) -> list[str]:
@@ -84,8 +85,9 @@ def document(results: Mapping[str, Any]) -> str:
         "The launcher with its defaults (arms, prices, `--measure_seconds`); the first run finds an empty cache, the "
         "later ones what those before have kept there, and measure what theirs still lack. Searching: without "
         "measuring; of all arms that have to be found. Exporting and lowering the program, and loading TensorFlow, are "
-        "none of these. With every run the strategy is the best of more measured prices, and is known to be nearer to "
-        f"the optimum. {facts_text(of_rows(results['rows']))}. "
+        "none of these. How far the strategy may be above the optimum is what that run has shown: later ones, which "
+        "know most of its kernels, look for less long, and may take another. "
+        f"{facts_text(of_rows(results['rows']))}. "
         "Reproduce with `python -m benchmarks.first_launch`.", ""])
 
 
@@ -103,9 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = [(model, devices) for model in flags.models.split(",") for devices in whole_numbers("mesh", flags.mesh)]
     path = pathlib.Path(flags.output) / "first_launch.json"
     check_results(path, '{"rows": []}\n')
-    here = facts("tensorflow")
     for model, devices in tqdm(wanted, unit="row"):
-        row = {"model": model, "devices": devices, "facts": here, **measure(model, devices)}
+        row = {"model": model, "devices": devices, **measure(model, devices)}
         rows = {_key(other): other for other in json.loads(path.read_text(encoding="utf-8"))["rows"]}
         rows[_key(row)] = row
         results = {"rows": [rows[key] for key in sorted(rows)]}

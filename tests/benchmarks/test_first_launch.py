@@ -22,7 +22,8 @@ def launched(monkeypatch):
         (cache / str(len(before))).touch()
         found.append((flags[:2], before))
         later = len(before)
-        return {"facts": {"devices": f"8 virtual CPU devices on {os.environ['CHIP']}"}, "wall_seconds": 90.0,
+        where = {"devices": f"8 virtual CPU devices on {os.environ['CHIP']}", "versions": "Python 9"}
+        return {"facts": where, "wall_seconds": 90.0,
                 "spent": {"reference_kernels": 2.0, "kernels": 40.0 / (later + 1), "search": 3.0, "trial_steps": 4.0},
                 "search": {"gap": 0.5 / (later + 1),
                            "kernels": {"of_strategy": 1200, "measured_of_strategy": 1100 + later}}}
