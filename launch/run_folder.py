@@ -124,8 +124,7 @@ def check_folder_taken_up(path: str | None) -> None:
         check_new_folder(path)
     elif not os.path.isfile(os.path.join(path, _CONFIG)):
         _check_name(path)
-        if not os.access(path, os.W_OK | os.X_OK):
-            raise UsageError(f"--output_dir={shortened(path, quoted=False)}: cannot be written to; name another place")
+        check_can_be_written(path)
         foreign = [name for name in names_in(path) if name not in _BEFORE_THAT and not name.startswith(f".{_CONFIG}")]
         if foreign:
             raise UsageError(f"--output_dir={shortened(path, quoted=False)}: holds {shortened(min(foreign))}, and no "

@@ -59,7 +59,8 @@ def frontier(network: CostNetwork, memory: Sequence[np.ndarray], points: int = 1
       found nothing cheaper, so costs never rise; bound, gap and time are those of the higher limit even so.
 
     Raises:
-      UsageError: fewer than two points, fractions outside of 0 to 1, or memory that does not fit the network.
+      UsageError: fewer than two points, fractions outside of 0 to 1, a gap below 0, any of these that is no number, or
+        memory that does not fit the network.
       InfeasibleError: no assignment is finite; or not `proven`, where the least memory was not found in that time.
     """
     if not isinstance(points, (int, np.integer)) or points < 2:

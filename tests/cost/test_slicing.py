@@ -230,22 +230,18 @@ def test_those_that_hold_the_same_slice_each_piece_once_where_memory_is_shared()
     assert priced[1] <= lowered[1]
 
 
-def test_pieces_that_differ_are_sliced_once():
-    """The middle third is cut into halves, and each of these unevenly."""
-    shape, devices = (24, 24, 24), tuple(range(6))
-    source, target = (Partition(devices, cuts) for cuts in (
-        ((1, 1), (3, 2), (2, 1)), ((1, 1), (2, 3), (3, 1))))
+@pytest.mark.parametrize(("devices", "source", "target"), [
+    # The middle third is cut into halves, and each of these unevenly.
+    (6, ((1, 1), (3, 2), (2, 1)), ((1, 1), (2, 3), (3, 1))),
+    # Thirds become quarters: the middle one alone is cut into halves, of the others each piece is a slice of its own.
+    (12, ((4, 3), (3, 1), (1, 1)), ((1, 1), (4, 3), (3, 1))),
+    # Quarters become thirds: the outer ones are not cut there, and are sliced along both other dims.
+    (12, ((4, 3), (3, 1), (1, 1)), ((3, 4), (2, 2), (2, 1)))])
+def test_the_block_that_has_most_to_copy_counts(devices, source, target):
+    shape = (24, 24, 24)
+    source, target = (Partition(tuple(range(devices)), cuts) for cuts in (source, target))
     found = _copied(shape, source, lambda tensors, emitter: move(tensors, source, target, shape, emitter))
     assert found[0] == pytest.approx(_priced(source, target, shape)[0][0])
-
-
-def test_the_middle_third_is_sliced_dim_by_dim_where_it_alone_is_cut_into_halves():
-    """Thirds become quarters: of the others each piece is a slice of its own."""
-    shape, devices = (24, 24, 24), tuple(range(12))
-    source, target = (Partition(devices, cuts) for cuts in (
-        ((4, 3), (3, 1), (1, 1)), ((1, 1), (4, 3), (3, 1))))
-    found = _copied(shape, source, lambda tensors, emitter: move(tensors, source, target, shape, emitter))
-    assert found[0] == pytest.approx(_priced(source, target, shape)[0][0])  # half of it was priced
 
 
 def test_one_of_those_that_hold_the_same_slices_all_where_memory_is_shared():
@@ -254,12 +250,3 @@ def test_one_of_those_that_hold_the_same_slices_all_where_memory_is_shared():
         ((4, 1), (1, 1), (1, 1)), ((1, 1), (2, 2), (2, 1))))
     lowered, priced = _in_shared_memory((8, 8, 8), source, target)
     assert priced == pytest.approx(lowered)
-
-
-def test_what_is_not_cut_along_an_uneven_dim_is_sliced_dim_by_dim():
-    """Quarters become thirds: the outer ones are not cut there, and are sliced along both other dims."""
-    shape, devices = (24, 24, 24), tuple(range(12))
-    source, target = (Partition(devices, cuts) for cuts in (
-        ((4, 3), (3, 1), (1, 1)), ((3, 4), (2, 2), (2, 1))))
-    found = _copied(shape, source, lambda tensors, emitter: move(tensors, source, target, shape, emitter))
-    assert found[0] == pytest.approx(_priced(source, target, shape)[0][0])
