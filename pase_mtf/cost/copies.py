@@ -9,11 +9,11 @@ from typing import NamedTuple, TypeAlias
 from pase_mtf.graph.computation_graph import Edge
 from pase_mtf.graph.configurations import Configuration
 
-__all__ = ["Moved", "Shards", "moved", "until_taken", "whole_bytes"]
+__all__ = ["ALIGNED", "Moved", "Shards", "moved", "until_taken", "whole_bytes"]
 
 Shards: TypeAlias = "tuple[tuple[int, int], ...]"
 
-_ALIGNED = 64
+ALIGNED = 64
 """Bytes by which the rows of a tensor have to divide that TensorFlow slices along its first dim without a copy."""
 
 
@@ -63,7 +63,7 @@ def moved(edge: Edge, source: Configuration, target: Configuration, shared: bool
     # Thirds that become halves: the middle one is cut, too. Rows that are not aligned TensorFlow copies all the same.
     row = edge.itemsize * math.prod(size // of_held for size, (of_held, _) in zip(
         edge.shape[1:], counts[1:], strict=True))
-    shown = not any(of_held % of_needed for of_held, of_needed in (counts if row % _ALIGNED else counts[1:]))
+    shown = not any(of_held % of_needed for of_held, of_needed in (counts if row % ALIGNED else counts[1:]))
     sliced = 0.0 if shown else block / pieces * math.ceil(pieces * blocks / source.devices)
     # The middle one of three lies in two halves; on one host the others are shown.
     if concats := sum(of_needed < of_held or (not shared and of_needed % of_held > 0)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pase_mtf.cost.copies import ALIGNED
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration
@@ -60,6 +61,18 @@ class _Item(NamedTuple):
     itemsize: int = 4
 
 
+class _Pattern(NamedTuple):
+    """How configurations divide something.
+
+    Attributes:
+      columns: of its dims.
+      row: not 0: it is divided only where that leaves a row of so many bytes that is not aligned.
+    """
+
+    columns: tuple[int, ...]
+    row: float = 0.0
+
+
 class Shares:
     """What devices hold of tensors with dims at these columns: layers that name and split dims alike have it in common.
 
@@ -67,10 +80,12 @@ class Shares:
       columns: int64 [patterns, T], the columns of the dims of each in a `ConfigurationTable`, -1 where there are none.
     """
 
-    def __init__(self, position: dict[str, int], width: int, patterns: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, position: dict[str, int], width: int, patterns: Sequence[_Pattern]) -> None:
         self._position, self._width = position, width
-        longest = max(map(len, patterns))
-        self.columns = np.array([(*columns, *[-1] * (longest - len(columns))) for columns in patterns], np.int64)
+        longest = max(len(pattern.columns) for pattern in patterns)
+        self.columns = np.array([(*pattern.columns, *[-1] * (longest - len(pattern.columns)))
+                                 for pattern in patterns], np.int64)
+        self._row = np.array([pattern.row for pattern in patterns], np.float64)[:, None]
         self._of: dict[Configuration, np.ndarray] = {}
         self._last: tuple[tuple[Configuration, ...], ConfigurationTable, np.ndarray] | None = None
 
@@ -79,7 +94,9 @@ class Shares:
         asked = tuple(configurations)
         if self._last is None or self._last[0] != asked:
             table = ConfigurationTable.build(asked, self._position, self._width)
-            self._last = asked, table, 1.0 / table.shards[:, self.columns].prod(axis=-1).T
+            shares = 1.0 / table.shards[:, self.columns].prod(axis=-1).T
+            is_shown = (self._row > 0.0) & (self._row * shares % ALIGNED == 0.0)
+            self._last = asked, table, np.where(is_shown, 1.0, shares)
         return self._last[1:]
 
     def table(self, configurations: Sequence[Configuration]) -> ConfigurationTable:
@@ -115,8 +132,8 @@ class LayerItems:
         """
         self._shared = shared
         self.position, width = dim_positions(layer), len(layer.dims)
-        self._patterns: dict[tuple[int, ...], int] = {(): 0}
-        self._known: dict[tuple[str, ...], int] = {}  # dims -> the pattern
+        self._patterns = {_Pattern(()): 0}
+        self._known: dict[tuple[tuple[str, ...], float], int] = {}  # dims, bytes of a row -> the pattern
         columns = dict(zip(_Item._fields, zip(*self._items(layer, last), strict=True), strict=False))
         self.part, self.pattern, self.begin, self.end, self.parts_of, self.waits_until, self.own_until = (
             np.array(columns.get(name, ()), np.int64)
@@ -134,10 +151,11 @@ class LayerItems:
     def _columns(self, dims: Sequence[str]) -> tuple[int, ...]:
         return tuple(sorted({column for column in positions_of(dims, self.position) if column >= 0}))
 
-    def _pattern(self, dims: tuple[str, ...]) -> int:
-        pattern = self._known.get(dims)
+    def _pattern(self, dims: tuple[str, ...], row: float = 0.0) -> int:
+        pattern = self._known.get((dims, row))
         if pattern is None:
-            pattern = self._known[dims] = self._patterns.setdefault(self._columns(dims), len(self._patterns))
+            pattern = self._known[dims, row] = self._patterns.setdefault(
+                _Pattern(self._columns(dims), row), len(self._patterns))
         return pattern
 
     def _items(self, layer: Layer, last: int) -> Iterator[_Item]:
@@ -150,6 +168,9 @@ class LayerItems:
         for operation in layer.operations:
             if operation.role == "rename":
                 yield from self._renamed(operation)
+                continue
+            if operation.kind == "gather" and not operation.traffic:
+                yield from self._cut(operation)
                 continue
             partial = _partial_sums(operation)
             for held in operation.held:
@@ -185,6 +206,15 @@ class LayerItems:
         for held in operation.held if x.shape == y.shape and changed else ():
             yield _Item(BUFFERS, float(math.prod(y.shape)) * y.itemsize, self._pattern(y.dims), held.begin,
                         held.begin - 1, self._pattern(tuple(sorted(changed))), held.end)
+
+    def _cut(self, operation: LayerOperation) -> Iterator[_Item]:
+        """What rows take that are cut out in place: nothing, but where those of a device are no longer aligned."""
+        x = operation.inputs[0]
+        row = float(math.prod(x.shape[1:])) * x.itemsize
+        for held in operation.held if len(x.shape) > 1 else ():
+            y = operation.outputs[held.output]
+            yield _Item(ACTIVATIONS, float(math.prod(y.shape)) * y.itemsize, self._pattern(y.dims), held.begin,
+                        held.begin - 1, self._pattern(x.dims[1:], row), held.end)
 
     def shares_of(self, dims: Sequence[str], configurations: Sequence[Configuration]) -> np.ndarray:
         """What fraction of a tensor of these dims a device holds, under each configuration: float64 [K]."""

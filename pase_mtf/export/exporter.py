@@ -14,6 +14,7 @@ from pase_mtf.export.grouping import group_operations
 from pase_mtf.export.lifetimes import lifetimes
 from pase_mtf.export.pending_sums import pending_sums
 from pase_mtf.export.phases import FORWARD, phases_of
+from pase_mtf.export.steps import is_cut_in_place
 from pase_mtf.export.sums_again import sums_again
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
@@ -309,9 +310,10 @@ class _Exporter:
             index=fact.index, name=fact.name, type=type(fact.operation).__name__, phase=self._phases[fact.index],
             kind=fact.computes if runs else "none", flops=_flops(fact, content) if runs else 0.0, dims=content.dims,
             inputs=content.inputs, outputs=content.outputs, reduced=sums[0] if len(set(sums)) == 1 else (),
-            partial_sums=sums if len(set(sums)) > 1 else (), shift=content.shift, role=content.role,
+            partial_sums=sums if len(set(sums)) > 1 else (), shift=content.shift, role=content.role if runs else "",
             nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs, trips=fact.trips,
-            held=() if loop else self._lifetimes.of_renamed(fact.outputs[0]) if fact.role == "rename" else (
+            held=() if loop else self._lifetimes.of_shown(fact.operation) if (
+                fact.role == "rename" or is_cut_in_place(fact)) else (
                 self._lifetimes.of_outputs(fact.operation, nodes.besides)) if not fact.assigns else (
                 self._lifetimes.of_converted([(shown.operation, value) for value, shown in self._assigned.get(
                     (fact.index, group), ())])),

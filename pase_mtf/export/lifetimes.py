@@ -98,12 +98,12 @@ class Lifetimes:
         times = besides / max(tensor.size * tensor.dtype.size, 1)
         return (*held, *(Held(number, begin, begin, times) for begin in begins))
 
-    def of_renamed(self, tensor: mtf.Tensor) -> tuple[Held, ...]:
-        """When a block of what a reshape makes is there, were it moved: until its last reader is done, in every
-        order."""
-        readers = self._read_as.get(self._steps.tensors.number.get(tensor, -1), ())
-        return tuple(Held(0, min(span.begin for span in spans), max(span.end for span in spans))
-                     for spans in zip(*readers, strict=True))
+    def of_shown(self, operation: mtf.Operation) -> tuple[Held, ...]:
+        """When a block of what a reshape makes, or rows that are cut out in place, would be there, were they moved or
+        copied: until their last reader is done, in every order."""
+        return tuple(Held(number, min(span.begin for span in spans), max(span.end for span in spans))
+                     for number, tensor in enumerate(operation.outputs)
+                     for spans in zip(*self._read_as.get(self._steps.tensors.number.get(tensor, -1), ()), strict=True))
 
     def of_sum(self, total: mtf.Tensor) -> tuple[Held, ...]:
         """When what a loop adds up is there, as the output of an operation of its own."""

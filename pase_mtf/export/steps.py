@@ -20,7 +20,7 @@ from pase_mtf.operations.flow import Flow, Loops
 from pase_mtf.operations.registry import rule_of
 from pase_mtf.operations.tracing import MadeEarly, made_early
 
-__all__ = ["Copies", "Early", "Over", "Steps", "Tensors", "TurningLoop"]
+__all__ = ["Copies", "Early", "Over", "Steps", "Tensors", "TurningLoop", "is_cut_in_place"]
 
 
 class Tensors:
@@ -277,7 +277,7 @@ class Steps:
             outputs = [tensor for tensor in outputs if tensor in self._flow.sums]
         elif fact.rule.is_constant or (not fact.reads and fact.rule.leader(operation) is not operation):
             outputs = []
-        elif (fact.kind == "none" or _is_cut_in_place(fact)) and (sources := self._sources(fact)):
+        elif (fact.kind == "none" or is_cut_in_place(fact)) and (sources := self._sources(fact)):
             for number, tensor in enumerate(outputs):
                 source = sources[min(number, len(sources) - 1)]
                 self._views[self.tensors.of(tensor)] = self._lies_in(source)
@@ -341,7 +341,7 @@ class Steps:
         return found
 
 
-def _is_cut_in_place(fact: OperationFacts) -> bool:
+def is_cut_in_place(fact: OperationFacts) -> bool:
     """Whether it cuts rows that lie as they are needed: TensorFlow copies nothing, and any of them keeps the whole."""
     return fact.kind == "gather" and not fact.nodes.traffic
 

@@ -4,13 +4,17 @@ import dataclasses
 
 import numpy as np
 import pytest
+from nets import Builder, dim
 
+from pase_mtf.compat import mtf, tf
 from pase_mtf.cost.compute import PARTS, layer_parts
 from pase_mtf.cost.moves import move_elements, move_of, move_seconds
 from pase_mtf.cost.paper import PAPER_PARTS, paper_parts
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.export.layer_marks import one_layer
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import KINDS, Link, Machine
@@ -111,3 +115,21 @@ def test_a_shift_by_more_than_a_block_takes_of_two_devices(offset, messages):
     layer = _layer("shift", ("layers", "units"), ("layers", "units"), shift=("units", offset))
     assert _move(layer, ("units", 4)) == (pytest.approx(messages * 1e-6 + 4 * 8 / 1e9), 8)
     assert _move(layer, ("units", 4), machine=SHARED)[0] == pytest.approx(messages * 3e-5)
+
+
+def test_what_never_runs_moves_nothing():
+    """The gradient of a state that is made of a weight without an update."""
+    with tf.Graph().as_default():
+        net = Builder(tf.float32)
+        rows, old, new = dim("batch", 8), dim("old", 8), dim("new", 8)
+        x, made = net.input("x", [rows, old]), mtf.Shape([rows, new])
+        with one_layer(net.graph):
+            first, second = net.variable("first", [old, new]), net.variable("second", [old, new])
+            h = mtf.rename_dimension(mtf.einsum([x, first], made), "new", "old")
+            y = mtf.einsum([h, second], made)
+        gradients = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [first, second])
+        mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients[1:], [second.operation])
+        graph = export_graph(net.graph)
+    moved = [operation.phase for layer in graph.layers for operation in layer.operations
+             if move_of(operation, dim_positions(layer))]
+    assert moved == ["forward"]  # and not ["forward", "backward"]

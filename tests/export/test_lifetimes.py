@@ -286,6 +286,29 @@ def test_rows_that_are_cut_out_keep_what_they_are_of():
     assert largest("rows") >= 2 * whole
 
 
+def test_rows_that_are_no_longer_aligned_once_split_are_copied_and_keep_what_they_are_of():
+    """Whole rows of 3,200 bytes, and halves, are shown; of eighths, 400 bytes, TensorFlow makes copies."""
+    time, width = mtf.Dimension("time", 64), mtf.Dimension("width", 100)
+
+    def build(mesh, logits, unread=False):
+        image = mtf.import_tf_tensor(mesh, tf.zeros([64, 8, 100]), mtf.Shape([time, B, width]))
+        rows = mtf.unstack(mtf.relu(image), time)
+        total = rows[0]
+        for row in rows[:1] if unread else rows:
+            total = mtf.maximum(total, row)
+        mtf.reduce_sum(total, output_shape=[B])
+
+    def needed(splits, **options):
+        exported = _exported(lambda mesh, logits: build(mesh, logits, **options))
+        configuration = Configuration((("batch", splits),)) if splits > 1 else Configuration()
+        return sum(strategy_memory(exported, [configuration] * len(exported.layers)).values())
+
+    rows = 64 * 8 * 100 * 4
+    assert needed(8) >= needed(8, unread=True) + 0.9 * rows / 8
+    for splits in (1, 2):
+        assert needed(splits) < needed(splits, unread=True) + 0.1 * rows / splits
+
+
 def test_nothing_is_written_over_what_a_row_is_cut_out_of():
     """As large as the whole, but TensorFlow has the row alone to write over."""
     rows = mtf.Dimension("rows", 64)
