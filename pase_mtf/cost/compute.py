@@ -80,9 +80,12 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     if computing:
         seconds = _operation_seconds(list(computing), table, machine, stock=reshardings.stock)
         # The work of all devices together, or that of the critical-path device (they are all alike).
-        devices = table.devices if machine.shared_cores else np.ones(len(table.devices))
+        everywhere = table.devices if machine.shared_cores else np.ones(len(table.devices))
         for (entry, times), row in zip(computing.items(), seconds, strict=True):
-            early = row
+            early, devices = row, everywhere
+            if machine.shared_cores and entry.outputs and not (entry.inputs or reshardings.stock):
+                # Random numbers: of devices that have the same part one draws it for all.
+                devices = 1.0 / table.share(entry.outputs[0][0])
             if entry.row_sum is not None and reshardings.sums_on_edges and not any(entry.pending):
                 # No product is made: rows are added up, those of all that are added into one sum there.
                 added = adding_bytes(entry.row_sum, table) / machine.memory_bandwidth if entry.row_sum.is_last else 0.0
@@ -174,7 +177,11 @@ def _rate(machine: Machine, entry: OperationSignature) -> float:
 
 def _traffic(entry: OperationSignature, shares: _Shares) -> _Terms:
     """Bytes that are read and written."""
-    return [(shares.number(columns), entry.traffic * nbytes) for columns, nbytes in (*entry.inputs, *entry.outputs)]
+    ends = (*entry.inputs, *entry.outputs)
+    # What is made in between has all dims of the operation: divided as the ends are, it would take more than it does.
+    between = max(entry.traffic - 1.0, 0.0) * sum(nbytes for _, nbytes in ends)
+    return [*((shares.number(columns), min(entry.traffic, 1.0) * nbytes) for columns, nbytes in ends),
+            (shares.number(entry.dims), between)]
 
 
 def _transposed(entry: OperationSignature, shares: _Shares) -> _Terms:

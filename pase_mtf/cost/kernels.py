@@ -42,8 +42,8 @@ class KernelSource(Protocol):
     def untraced(self) -> Mapping[str, None]:
         """Of which operations it does not know them, and why, a sentence each; additions stand for them."""
 
-    def layer(self, number: int, configuration: Configuration) -> Mapping[str, Mapping[Kernel, int]]:
-        """Phase -> kernels of a layer on each of its devices."""
+    def layer(self, number: int, configuration: Configuration) -> Mapping[str, Mapping[Kernel, float]]:
+        """Phase -> kernels of a layer on each of its devices; of what these share in, each has an equal part."""
 
     def alike(self, number: int) -> Hashable:
         """Equal for layers that run the same kernels where the same places of their dims are split."""
@@ -126,7 +126,7 @@ class KnownKernels:
         layer, found = self._graph.layers[number], dict[str, collections.Counter[Kernel]]()
         for phase, counts in self._source.layer(number, configuration).items():
             found[phase] = collections.Counter(
-                {kernel: times * configuration.devices for kernel, times in counts.items()})
+                {kernel: round(times * configuration.devices) for kernel, times in counts.items()})
         for part, kernel, times in (*_sums(layer, configuration), *_added_up(layer, configuration),
                                     *self._moves(layer, configuration)):
             found.setdefault(part, collections.Counter())[kernel] += times

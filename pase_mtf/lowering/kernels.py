@@ -42,6 +42,7 @@ from pase_mtf.operations.registry import rule_of
 __all__ = ["GraphKernels"]
 
 _DEVICE = "/device:CPU:0"
+_FIRST = ("", _DEVICE)
 
 
 class GraphKernels:
@@ -80,8 +81,8 @@ class GraphKernels:
         self._found: dict[Hashable, Trace] = {}
         self.untraced: dict[str, None] = {}
 
-    def layer(self, number: int, configuration: Configuration) -> Mapping[str, Mapping[Kernel, int]]:
-        """The kernels of a layer on each of its devices.
+    def layer(self, number: int, configuration: Configuration) -> Mapping[str, Mapping[Kernel, float]]:
+        """The kernels of a layer on each of its devices; of what these share in, each has an equal part.
 
         Args:
           number: of the layer.
@@ -92,20 +93,20 @@ class GraphKernels:
         """
         layer = self._layers[number]
         spec = MeshSpec.of_configuration(configuration, layer.aliases)
-        found: dict[str, collections.Counter[Kernel]] = {}
+        found: dict[str, dict[Kernel, float]] = {}
         merging = Merging()
         for operation in layer.operations:
             if operation.kind == "none" and not self._is_cast(operation):
                 continue
             once = self._turns and rule_of(self._operations[operation.index]).is_variable
-            counts = found.setdefault(UPDATE if once else operation.phase, collections.Counter())
+            counts = found.setdefault(UPDATE if once else operation.phase, {})
             try:
                 kernels = self._operation(layer, operation, configuration, spec, merging)
             except _UntracedError as error:
                 self.untraced[str(error)] = None
                 kernels = {_addition(operation, configuration): operation.nodes}
             for kernel, times in kernels.items():
-                counts[kernel] += times * operation.trips
+                counts[kernel] = counts.get(kernel, 0) + times * operation.trips
         return found
 
     def alike(self, number: int) -> Hashable:
@@ -172,7 +173,7 @@ class GraphKernels:
         return found
 
     def _operation(self, layer: Layer, entry: LayerOperation, configuration: Configuration, spec: MeshSpec,
-                   merging: Merging) -> Mapping[Kernel, int]:
+                   merging: Merging) -> Mapping[Kernel, float]:
         operation = self._operations[entry.index]
         rule = rule_of(operation)
         if rule.loop(operation):
@@ -190,13 +191,14 @@ class GraphKernels:
         again = self._again[entry.index]
         # What reads one tensor twice may be equal to other nodes than what reads two.
         places = tuple(map(operation.inputs.index, operation.inputs))
-        # Devices share in drawing random numbers: how many they are tells what one of them draws.
+        # Devices share in drawing random numbers: some draw more than others, and what several need is made once.
         sharing = len(legal.devices) if rule.is_random else 0
         key = alike, again, places, tuple(parts.get(name, 1) for name in numbered), sharing
         lower = _SingleOperation.cast if self._is_cast(entry) else _SingleOperation.lower
         trace = self._found_once(operation, key, lambda: self._trace(
             operation, legal, lambda single: lower(single, operation), [operation.inputs[place] for place in again]))
-        return merging.run(operation, self._loops_of[operation], trace, entry.phase if self._turns else "", held)
+        counts = merging.run(operation, self._loops_of[operation], trace, entry.phase if self._turns else "", held)
+        return {kernel: times / sharing for kernel, times in counts.items()} if sharing else counts
 
     def _found_once(self, operation: mtf.Operation, key: Hashable, find: Callable[[], Trace]) -> Trace:
         """What an operation becomes: in this process, or in one before it."""
@@ -335,13 +337,13 @@ class _SingleOperation(PlanLowering):
         self._impl_of = collections.defaultdict(lambda: self._mesh)
 
     def lower(self, operation: mtf.Operation) -> list[tf.Operation]:
-        """The nodes of an operation on the first device."""
+        """The nodes of an operation on the first device; of random numbers, which devices share in, those on all."""
         leader = rule_of(operation).leader(operation)
         if leader is not operation:
             self.lower_operation(leader)
         before = len(tf.get_default_graph().get_operations())
         self.lower_operation(operation)
-        return self._made(before)
+        return self._made(before, everywhere=rule_of(operation).is_random)
 
     def cast(self, operation: mtf.Operation) -> list[tf.Operation]:
         """The nodes that bring a variable, or a read of it, to the type that a step computes in, on the first
@@ -360,8 +362,9 @@ class _SingleOperation(PlanLowering):
         slices.updates(operation.assign_fn, blocks)
         return self._made(before)
 
-    def _made(self, before: int) -> list[tf.Operation]:
-        return [node for node in tf.get_default_graph().get_operations()[before:] if node.device in ("", _DEVICE)]
+    def _made(self, before: int, *, everywhere: bool = False) -> list[tf.Operation]:
+        return [node for node in tf.get_default_graph().get_operations()[before:]
+                if everywhere or node.device in _FIRST]
 
     def trace(self, operation: mtf.Operation, nodes: Sequence[tf.Operation], near: set[str]) -> Trace:
         """The nodes of an operation as they are kept. Most of what a kernel reads and writes `again` are tensors that
@@ -369,7 +372,7 @@ class _SingleOperation(PlanLowering):
 
         Args:
           operation: which was lowered.
-          nodes: on the first device, in an order in which they can run.
+          nodes: on the first device, or on all, in an order in which they can run.
           near: names of tensors that lie in its caches.
         """
         places: dict[str, Place] = {}
@@ -379,6 +382,8 @@ class _SingleOperation(PlanLowering):
         found, near = list[TracedNode](), set(near)
         for node in nodes:
             kernel, (doing, any_order) = kernel_of(node), doing_of(node)
+            if doing is not None and node.device not in _FIRST:
+                doing = node.device, doing
             read = [tensor.name in near for tensor in node.inputs]
             if any(read) and (kernel is None or kernel.by_reference):
                 near.update(tensor.name for tensor in node.outputs)

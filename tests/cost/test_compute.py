@@ -112,7 +112,7 @@ def test_nodes_read_and_write_what_stays_inside_an_operation():
     more = dataclasses.replace(layer, operations=tuple(
         dataclasses.replace(operation, traffic=3.0) for operation in layer.operations))
     machine = _machine(memory_bandwidth=1e6)
-    once, thrice = (_parts(each, [OUT], machine)["forward"][0] for each in (layer, more))
+    once, thrice = (_parts(each, [WHOLE], machine)["forward"][0] for each in (layer, more))
     assert thrice == pytest.approx(3 * once)
 
 
@@ -360,3 +360,25 @@ def test_what_a_top_k_gathers_is_copied_by_elements_of_its_type():
 
     assert gathered(4) > 0.0
     assert gathered(8) == gathered(2) == pytest.approx(gathered(4))
+
+
+def test_random_numbers_are_drawn_once_where_memory_is_shared():
+    made = Operand(("batch", "out"), (32, 64))
+    drawn = LayerOperation(0, "noise", "RandomOperation", "forward", "pointwise", 2048.0, made.dims, (), (made,))
+    layer = Layer("noise", "pointwise", {"batch": 32, "out": 64}, made.dims, (drawn,), ())
+    choices = [WHOLE, Configuration((("", 8),)), Configuration((("batch", 4), ("", 2)))]
+    shared, own = (_parts(layer, choices, _machine(shared_cores=each, overhead=1e-3)) for each in (True, False))
+    np.testing.assert_allclose(shared["forward"], shared["forward"][0])
+    np.testing.assert_allclose(shared["overhead"], [1e-3, 1e-3, 4e-3])
+    np.testing.assert_allclose(own["forward"], own["forward"][0] / np.array([1, 1, 4]))
+
+
+def test_a_product_that_is_summed_is_divided_as_the_operation_is():
+    """By hand, elements of a device: the product reads two rows and writes one; the sum reads that, and writes one."""
+    x, y, made = Operand(("batch", "out"), (8, 64)), Operand(("out",), (64,)), Operand(("batch",), (8,))
+    ends = 512 + 64 + 8
+    operation = LayerOperation(0, "dot", "EinsumOperation", "forward", "reduction", 1024.0, ("batch", "out"), (x, y),
+                               (made,), ("out",), nodes=2, traffic=(ends + 2 * 512) / ends)
+    layer = Layer("dot", "normalize", {"batch": 8, "out": 64}, ("batch", "out"), (operation,), ())
+    parts = _parts(layer, [Configuration((("batch", 8),))], _machine(memory_bandwidth=1e6))
+    assert parts["forward"][0] == pytest.approx(4 * (3 * 64 + 64 + 1) / 1e6)

@@ -419,3 +419,22 @@ def test_functions_that_hold_other_arrays_are_not_equal():
     for kernel, times in told.items():
         counts[kernel.operation] += times
     assert (counts["RealDiv"], counts["Sigmoid"]) == (6, 4)
+
+
+@pytest.mark.parametrize(("batch", "devices", "split"), [(24, 8, False), (24, 5, False), (16, 16, True)])
+def test_random_numbers_are_told_as_often_as_they_are_made(batch, devices, split):
+    """What all devices need is put together once; some devices draw more chunks than others, or none."""
+    with tf.Graph().as_default() as lowered:
+        net = Builder(tf.float32)
+        rows, old, new = dim("batch", batch), dim("old", 8), dim("new", 8)
+        x = mtf.dropout(net.input("x", [rows, old]), True, rate=0.5)
+        mtf.einsum([x, net.variable("w", [old, new])], mtf.Shape([rows, new]))
+        graph = export_graph(net.graph)
+        chosen = data_parallel(graph, devices) if split else [Configuration((("", devices),))] * len(graph.layers)
+        known = KnownKernels(graph, GraphKernels(net.graph, graph))
+        known.look(chosen)
+        told = known.kernels(chosen)
+        PlanLowering(net.graph, plan_from_configurations(net.graph, graph, chosen, devices), device_names(devices))
+        run = collections.Counter(node.type for node in lowered.get_operations())
+    for kind in ("StatelessRandomUniform", "ConcatV2"):
+        assert sum(times for kernel, times in told.items() if kernel.operation == kind) == run[kind]
