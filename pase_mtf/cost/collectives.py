@@ -69,7 +69,7 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
     sums once, for all: q blocks are read and one is written, and 2 (q - 1) times one is sent. Where Mesh-TF itself does
     it there (mesh_tensorflow/placement_mesh_impl.py), every member flattens and splits its block, q rings of 2 q - 2
     operations sum a q-th each, and every member puts them together; blocks that are small, or do not divide by q, go
-    round one.
+    round one: on devices of their own all of them, q - 1 times one after the other.
 
     Args:
       nbytes: float64 [K], what each device has before and after.
@@ -115,6 +115,23 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
     for link, across in zip(machine.links, groups, strict=True):
         seconds += 2.0 * (across - 1.0) / across * left / link.bandwidth
         left = left / across
+    if not stock:
+        return seconds
+    elements = np.rint(np.asarray(nbytes) / itemsize)
+    cut = (elements >= _SEVERAL_RINGS) & (elements % size == 0)
+    return np.where(cut, seconds, _along_a_row(np.asarray(nbytes, np.float64), groups, machine))
+
+
+def _along_a_row(nbytes: np.ndarray, groups: np.ndarray, machine: Machine) -> np.ndarray:
+    """Seconds in which Mesh-TF sums, on devices of their own, what it does not cut into pieces: all of it goes from
+    device to device, from both ends of a row of them, is added up until it meets in the middle, and goes back."""
+    size: np.ndarray = groups.prod(axis=0)
+    added = machine.with_overhead(3.0 * nbytes / machine.memory_bandwidth)
+    seconds: np.ndarray = np.where(size > 1, np.ceil(size / 2.0) * added, 0.0)
+    outer = size
+    for link, across in zip(machine.links, groups, strict=True):
+        outer = outer / across
+        seconds = seconds + (across - 1.0) * outer * (link.latency + nbytes / link.bandwidth)
     return seconds
 
 

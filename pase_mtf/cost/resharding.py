@@ -82,7 +82,8 @@ class Reshardings:
         if self.machine.shared_cores:
             copies = self._copies.of(_sharded(source), _sharded(target), elsewhere=elsewhere)
             return _shared_memory_seconds(*copies, nbytes, itemsize, self.machine)
-        return self.seconds_apart(_sharded(source), _sharded(target), nbytes)
+        direct = self.seconds_apart(_sharded(source), _sharded(target), nbytes)
+        return np.maximum(direct, _handed_round_seconds(source, target, nbytes, self.machine)) if self.stock else direct
 
     def critical_path_seconds(self, source: Sharded, target: Sharded, nbytes: float) -> np.ndarray:
         """Seconds in which the critical-path device is sent what it needs, on devices of their own.
@@ -179,6 +180,29 @@ def _stock_seconds(source: DistinctShardings, target: DistinctShardings, nbytes:
     message = machine.overhead + machine.links[-1].latency
     seconds = seconds + ((joined - 1) * message + joins).sum(axis=2)
     total: np.ndarray = np.maximum(source.devices[:, None], target.devices[None, :]) * seconds
+    return total
+
+
+def _handed_round_seconds(source: DistinctShardings, target: DistinctShardings, nbytes: float,
+                          machine: Machine) -> np.ndarray:
+    """Seconds in which devices of their own hand on what Mesh-TF's alltoall sends round a ring, either way, of axes
+    that split another dim afterwards: [R, C]. Of a device's own link, as of an all-reduce."""
+    shards, wanted = source.shards[:, None, :], target.shards[None, :, :]
+    strides, others = source.strides[:, None, :], target.strides[None, :, :]
+    pairs = ((shards[..., :, None] == wanted[..., None, :]) & (strides[..., :, None] == others[..., None, :])
+             & (shards[..., :, None] > 1) & ~np.eye(shards.shape[2], dtype=bool))
+    members = np.where(pairs.any(axis=3), shards, 1)
+    same = (shards == wanted) & ((strides == others) | (shards == 1))
+    split = np.where(same | pairs.any(axis=2), 1, wanted)
+    block = nbytes / (shards.prod(axis=2) * split.prod(axis=2))
+    forward = (members - 1) // 2
+    backward = members - 1 - forward
+    sent = block[..., None] * (forward * (forward + 1) + backward * (backward + 1)) / (2.0 * members)
+    level = np.minimum(np.searchsorted([link.devices for link in machine.links], strides * members),
+                       len(machine.links) - 1)
+    bandwidth, latency = (np.array(values)[level] for values in zip(
+        *((link.bandwidth, link.latency) for link in machine.links), strict=True))
+    total: np.ndarray = np.where(members > 1, sent / bandwidth + backward * latency, 0.0).sum(axis=2)
     return total
 
 

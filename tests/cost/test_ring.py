@@ -130,3 +130,35 @@ def test_a_split_is_priced_by_what_it_slices(dim):
     copying = dataclasses.replace(COUNTING, memory_bandwidth=1.0, overhead=0.0)
     copied = Reshardings(copying, stock=True).seconds(*ends, (48, 48), 1)
     assert copied[0, 0] == pytest.approx(2 * 48 * 48 if dim else 0.0)
+
+
+@pytest.mark.parametrize("elements", [512, 4097])
+@pytest.mark.parametrize("group", [3, 5, 6, 8])
+def test_what_does_not_divide_goes_whole_from_device_to_device(group, elements):
+    """The longest way of elements from device to device in what Mesh-TF itself makes."""
+    with tf.Graph().as_default() as graph:
+        devices = [f"/device:CPU:{number}" for number in range(group)]
+        impl = placement_mesh_impl.PlacementMeshImpl(mtf.convert_to_shape(f"a:{group}"), [], devices)
+        parts = []
+        for device in devices:
+            with tf.device(device):
+                parts.append(tf.placeholder(tf.float32, [elements]))
+        impl.allreduce(impl.LaidOutTensor(parts), [0], "SUM")
+        end = {}
+        for node in graph.get_operations():
+            end[node] = max((end[x.op] + (x.op.device != node.device) * x.shape.num_elements() for x in node.inputs),
+                            default=0)
+    machine = dataclasses.replace(COUNTING, overhead=0.0, links=(Link(64, 4.0, 0.0),), shared_cores=False)
+    priced = allreduce_seconds(np.array([4.0 * elements]), np.array([[float(group)]]), np.array([group]), machine,
+                               stock=True)
+    assert priced[0] == pytest.approx(max(end.values()))  # a second is an element
+
+
+@pytest.mark.parametrize(("devices", "pieces"), [(2, 1), (4, 4), (8, 16)])
+def test_an_exchange_hands_pieces_on_from_device_to_device(devices, pieces):
+    """By hand: of eight devices three pieces go one way and four the other: 3 + 2 + 1 and 4 + 3 + 2 + 1 are sent."""
+    machine = dataclasses.replace(COUNTING, overhead=0.0, links=(Link(8, 1.0, 0.0),), shared_cores=False)
+    before, after = (DistinctShardings(np.array([devices]), np.array([shards]), np.array([[1, 1]]),
+                                       np.zeros(1, np.int32)) for shards in ([1, devices], [devices, 1]))
+    priced = Reshardings(machine, stock=True).seconds(before, after, (64, 64), 4)
+    assert priced[0, 0] == pytest.approx(pieces * 64 * 64 * 4 / devices ** 2)
