@@ -113,6 +113,7 @@ class Program:
           UsageError: it is no function, or it needs other arguments.
         """
         self._build_graph = build_graph
+        self._masters: Callable[[], contextlib.AbstractContextManager[None]] = placeholder_masters
         self._name = getattr(build_graph, "__name__", str(build_graph))
         if not callable(build_graph):
             raise UsageError(f"{str(build_graph)[:60]!r} is no graph and no function that builds one; "
@@ -141,6 +142,16 @@ class Program:
         """The graph for the layout that its arguments have by default, which is priced in any case; where they name
         none of this mesh, for a mesh over which nothing is split; where the function does not take that, or takes
         nothing, as it builds it by default. And the tf.Graph that it stands in, a new one."""
+        try:
+            return self._build_first(mesh, devices)
+        except Exception:
+            # It may do with its variables what no placeholder can stand for: save them, say.
+            self._masters = contextlib.nullcontext
+            with contextlib.suppress(Exception):
+                return self._build_first(mesh, devices)
+            raise
+
+    def _build_first(self, mesh: MeshShape | None, devices: int) -> tuple[BuiltGraph, tf.Graph]:
         whole: tuple[MeshShape, dict[str, str]] = mesh or MeshShape((("rows", devices),)), {}
         named = self._named_layout()
         if named is not None and (named[0] == mesh if mesh else named[0].devices == devices):
@@ -209,7 +220,7 @@ class Program:
 
     def _call(self, given: Mapping[str, str], reads: Reads | None) -> BuiltGraph:
         result = None
-        with capture_graph() as captured, placeholder_masters(), shared_scalars(), quick_scopes(), uncollected():
+        with capture_graph() as captured, self._masters(), shared_scalars(), quick_scopes(), uncollected():
             try:
                 result = self._build_graph(**given)
             except (TypeError, UsageError) as error:  # its decorator gives it nothing, either

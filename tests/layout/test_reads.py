@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.programs.stand_ins import TRAINING, stand_in
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.masters import placeholder_masters
 from pase_mtf.layout.reads import watched
 from pase_mtf.layout.scalars import shared_scalars
@@ -185,3 +186,13 @@ def test_a_number_may_be_needed_in_a_loop_of_tensorflow_and_outside():
         tf.while_loop(lambda value: value > 1.0, body, [tf.constant(8.0)])
         constant = halved(tf.constant(1.0)).operation.inputs[-1].operation._tf_tensor
         assert constant.op._get_control_flow_context() is None
+
+
+def test_a_program_may_save_its_variables_before_it_lowers():
+    """Of placeholders TensorFlow can save nothing."""
+    def build_graph():
+        graph = mtf.Graph()
+        w = mtf.get_variable(mtf.Mesh(graph, "mesh"), "w", mtf.Shape([BATCH, LENGTH]))
+        tf.train.Saver()
+        return graph, [mtf.reduce_sum(w)]
+    assert find_layout(build_graph, 2, machine="h100").seconds > 0.0
