@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pase_mtf.compat import tf
 from pase_mtf.errors import UsageError
 from pase_mtf.graph.all_reduces import RING, way_of
-from pase_mtf.lowering.emit import Scope, on, scopes
+from pase_mtf.lowering.emit import Scope, device_specs, on, scopes
 from pase_mtf.lowering.ledger import AnyTensor, Ledger, StandIn
 
 __all__ = ["Collectives", "process_of"]
@@ -35,7 +35,7 @@ _MERGE = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 
 def process_of(device: str) -> tuple[str, int, int]:
     """Job, replica and task of a device's full name."""
-    spec = tf.DeviceSpec.from_string(device)
+    (spec,) = device_specs([device])
     return spec.job, spec.replica, spec.task
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from pase_mtf.compat import func_graph, tf
 from pase_mtf.errors import MismatchError, UsageError
 from pase_mtf.lowering.collectives import Collectives, process_of
-from pase_mtf.lowering.emit import Emitter, drawing_apart, on, scopes
+from pase_mtf.lowering.emit import Emitter, device_specs, drawing_apart, on, scopes
 from pase_mtf.lowering.fast_nodes import flat
 from pase_mtf.lowering.ledger import AnyTensor, Ledger, StandIn
 
@@ -63,7 +63,7 @@ class Rank:
         Raises:
           UsageError: a device that is no GPU, or more than one.
         """
-        kinds = {tf.DeviceSpec.from_string(device).device_type for device in self.own}
+        kinds = {spec.device_type for spec in device_specs(self.own)}
         if self.communication_hint == "nccl" and (kinds != {"GPU"} or len(self.own) != 1):
             raise UsageError(f"communication_hint='nccl' with {', '.join(self.own) or 'no device'}: NCCL takes one GPU "
                              "per process; give one, or take communication_hint='auto'")
@@ -105,14 +105,14 @@ class RankEmitter(Emitter):
           UsageError: a name without a job, a replica and a task, or a device of the rank that is not among them.
         """
         super().__init__([_full_name(device) for device in devices], shared=False)
-        strangers = set(map(_full_name, rank.own)) - set(self.devices)
-        if strangers or not rank.own:
+        strangers = (own := set(map(_full_name, rank.own))) - set(self.devices)
+        if strangers or not own:
             raise UsageError(f"the rank's devices {sorted(strangers)} are not among the devices of the lowering; add "
                              "them to `devices`")
         self.ledger = Ledger()
-        self._own = tuple(map(_full_name, rank.own))
-        self.exchange = self._collectives = Collectives(
-            self._own, rank.communication_hint, rank.timeout_seconds, self.ledger)
+        self._own = tuple(device for device in self.devices if device in own)
+        self.exchange = self._collectives = Collectives(self._own, rank.communication_hint, rank.timeout_seconds,
+                                                        self.ledger)
         self._made_by_function = False
         processes: dict[tuple[str, int, int], int] = {}
         for number, device in enumerate(self.devices):

@@ -172,7 +172,8 @@ class _LoopLowering:
         for t, impl, slices in zip(placeholders, self.impls, tf_inputs, strict=False):
             lowering.tensors[t] = impl.LaidOutTensor(list(slices))
         # Variables that the body assigns have another value in every iteration.
-        with lowering.emitter.after(x for slices in tf_inputs for x in slices):
+        # In a scope of their own: a process casts its own slices only, and ranks compare the names of later scopes.
+        with tf.name_scope("variables"), lowering.emitter.after(x for slices in tf_inputs for x in slices):
             for t, variable in self.values.items():
                 laid_out = lowering.variables[variable]
                 lowering.tensors[t] = laid_out.activation(laid_out.read_anew())

@@ -368,3 +368,18 @@ def test_ranks_find_the_devices_of_a_mesh_implementation_by_shorter_names():
         impl = placement_mesh_impl.PlacementMeshImpl("all:2", "batch:all", short)
         lowering = PlanLowering(net.graph, dict.fromkeys(net.graph.operations, impl), short, rank=Rank.of(short, 1))
         assert list(lowering.mesh_impl(net.loss).devices) == full
+
+
+def test_the_devices_of_a_rank_may_be_named_in_any_order():
+    devices = cluster_devices(2, 2)
+    with tf.Graph().as_default():
+        net = nets.build("mlp", "sgd", tf.float32)
+        lowering = PlanLowering(net.graph, uniform_plan(net.graph, "all:4", "batch:all", devices), devices,
+                                rank=Rank(tuple(reversed(devices[2:]))))
+        assert isinstance(lowering.export_to_tf_tensor(net.loss), tf.Tensor)
+
+
+@pytest.mark.parametrize("make", [lambda: Rank.of(["nix%"], 0), lambda: Rank(("nix%",))])
+def test_a_rank_of_what_is_no_device(make):
+    with pytest.raises(UsageError, match="no name of a device"):
+        make()

@@ -209,3 +209,26 @@ def test_a_loop_that_assigns_follows_the_update_that_what_it_captures_waits_for_
         PlanLowering(b.graph, plan, devices, rank=Rank.of(devices, rank))
         loop, = (node for node in tf_graph.get_operations() if node.type in ("While", "StatelessWhile"))
     assert any(node.type == "AssignVariableOp" and "v_slice" in node.inputs[0].op.name for node in reached(loop))
+
+
+def test_what_one_rank_casts_of_a_variable_renames_nothing_in_a_loop(monkeypatch):
+    """TensorFlow takes no notice of case: a node "Cast" at the top of the body would make "cast" a "cast_1"."""
+    devices, found = cluster_devices(2, 1), []
+    for rank in range(2):
+        monkeypatch.setattr(collectives, "_KEYS", itertools.count(1))
+        with tf.Graph().as_default():
+            b = nets.Builder(tf.bfloat16)
+            v, start = b.variable("v", [nets.dim("a", 8)]), b.input("s", [nets.dim("a", 8)])
+            count = mtf.import_tf_tensor(b.mesh, tf.constant(0), [])
+
+            def body(i, s, v=v):
+                value = mtf.cast(mtf.cast(s, tf.float32), tf.bfloat16)
+                return [i + 1, mtf.depend(value, [mtf.assign_add(v.operation, s)])]
+
+            mtf.while_loop(lambda i, _: mtf.less(i, 3), body, [count, start])
+            operations = all_operations(b.graph)
+            (cast,) = (operation for operation in operations if operation.name == "cast")
+            plan = {**dict.fromkeys(operations, _on(0)), cast: _on(1)}
+            found.append(PlanLowering(b.graph, plan, devices, rank=Rank.of(devices, rank)).emitter.ledger)
+    assert found[0].transfers == found[1].transfers
+    assert found[0].digest() == found[1].digest()
