@@ -103,7 +103,7 @@ def _gpus(devices: int, over: Devices | None) -> list[str]:
     return [known[int(name.rpartition(":")[2])] for name in over.names]
 
 
-KERNEL_VERSION = 12
+KERNEL_VERSION = 13
 """Of the way of timing kernels; times of another version are not read."""
 
 

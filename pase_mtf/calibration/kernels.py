@@ -259,10 +259,22 @@ class _Bench:
             if len(kernels) == 1:
                 self._failed[kernels[0]] = " ".join(str(error).split())[:200]
                 return {}
+        sound = [kernel for kernel in kernels if self._is_sound(kernel)]
+        if len(sound) < len(kernels):
+            return self.measure(sound)  # together: alone none of them would follow others
         found: dict[Kernel, Timing] = {}
         for kernel in kernels:
             found.update(self.measure([kernel]))
         return found
+
+    def _is_sound(self, kernel: Kernel) -> bool:
+        """Whether it runs in a session of its own; else it has failed."""
+        try:
+            with self.opened([kernel]):
+                return True
+        except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
+            self._failed[kernel] = " ".join(str(error).split())[:200]
+            return False
 
     @contextlib.contextmanager
     def opened(self, kernels: Sequence[Kernel]) -> Iterator[Callable[[], dict[Kernel, Timing]]]:
@@ -376,9 +388,12 @@ class _Bench:
         hand in a step, the mean of these and of such as follow others."""
         apart = {kernel: _Clocked() for kernel in runs if kernel in self._after_others}
         for _ in range(_ROUNDS):
-            for kernel, clocked in apart.items():
-                with clocked.counting():
-                    clocked.run(runs[kernel])
+            for kernel, run in runs.items():
+                if kernel in apart:
+                    with apart[kernel].counting():
+                        apart[kernel].run(run)
+                elif kernel not in (_IDLE_AGAIN, _IN_A_ROW, _BESIDE):
+                    run()  # not for its own sake: what comes next finds the caches as after others
         return {kernel: self._mean(self._in_a_row(run), *([apart[kernel]] if kernel in apart else []))
                 for kernel, run in runs.items()}
 

@@ -240,11 +240,6 @@ class KernelMeter:
             return
         from pase_mtf.calibration.kernels import KernelTimer  # TensorFlow takes seconds to import
         asked = time.perf_counter()
-        expected = self.times.estimate if self.kind == "gpu" and len(self.times) else None
-        # One of a disturbed moment would be found to take as long again: what is dispatched takes what it tells.
-        tiny = None if self.times.disturbed([TINY]) else self.times.get(TINY)
-        best = (self.times.calm or self._telling) if compared else {}
-        timer = KernelTimer(self.devices, self.kind, expected, tiny=tiny.seconds if tiny else None, best=best)
         with measuring_alone(lambda: print("kernels are timed by another run, which is waited for",
                                            file=sys.stderr)) as waited:
             begin, wanted = time.perf_counter(), kernels
@@ -254,6 +249,14 @@ class KernelMeter:
                 if not known:
                     wanted = self.missing(kernels)
                     progress(len(kernels) - len(wanted))
+            if not wanted:
+                return
+            # By all that is known now, also of what was waited for.
+            expected = self.times.estimate if self.kind == "gpu" and len(self.times) else None
+            # One of a disturbed moment would be found to take as long again: what is dispatched takes what it tells.
+            tiny = None if self.times.disturbed([TINY]) else self.times.get(TINY)
+            best = (self.times.calm or self._telling) if compared else {}
+            timer = KernelTimer(self.devices, self.kind, expected, tiny=tiny.seconds if tiny else None, best=best)
             try:
                 yield from timer.time(wanted, seconds - (begin - asked), progress)
             finally:

@@ -18,7 +18,7 @@ __all__ = ["SpeedWatch", "speed_note"]
 
 _SHARE = 0.05
 """Of the time, that looking may take."""
-_KERNELS, _LOOK_SECONDS, _LOOK_BYTES = 96, 2.0, 1 << 29
+_KERNELS, _LOOK_SECONDS, _LOOK_BYTES = 96, 3.0, 1 << 29
 """What one look may have: kernels, about how long, and what their tensors take on all devices."""
 _LEAST_SHARE = 0.3
 """Of the steps, that has to be looked at for a look to tell anything of them."""

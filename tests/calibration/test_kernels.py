@@ -240,3 +240,31 @@ def test_what_takes_devices_that_share_cores_long_stands_once_on_each(monkeypatc
                     for size in (64, 1 << 20))
     assert bench._repeats(small) == timing._REPEATS
     assert bench._repeats(large) == 1
+
+
+def test_a_product_is_timed_after_every_other_kernel_of_its_session():
+    """Also after what computes element by element, and the probes, which are themselves timed in a row."""
+    bench, order = timing._Bench(Devices.first(2, "cpu"), True, {}), []
+    bench._after_others = {timing._IDLE, _NARROW}
+    bench._look({kernel: lambda kernel=kernel: order.append(kernel)
+                 for kernel in (*PROBES, _NARROW, ADD, _LARGE, timing._IDLE, timing._IDLE_AGAIN)})
+    first, second = [place for place, kernel in enumerate(order) if kernel == _NARROW][:2]
+    assert {*PROBES, ADD, _LARGE} <= {*order[first:second]}
+
+
+def test_what_cannot_be_timed_leaves_the_others_together(monkeypatch):
+    """Alone none of them would follow others."""
+    sessions, failed, opened = [], {}, timing._Bench.opened
+
+    @contextlib.contextmanager
+    def noted(bench, kernels):
+        with opened(bench, kernels) as look:
+            sessions.append({*kernels})
+            yield look
+
+    monkeypatch.setattr(timing, "_dispatches", {})
+    monkeypatch.setattr(timing._Bench, "opened", noted)
+    found = timing._Bench(Devices.first(2, "cpu"), True, failed).measure([ADD, _NARROW, WRONG])
+    assert set(found) == {ADD, _NARROW}
+    assert set(failed) == {WRONG}
+    assert {ADD, _NARROW} in sessions

@@ -431,3 +431,25 @@ def test_a_file_that_a_run_began_is_of_one_speed_when_it_starts_once_more(cache_
     assert KernelMeter(4).times.get(ADD).seconds == pytest.approx(1e-3)
     saved = meter.times_to_save()
     assert [saved.get(kernel).seconds for kernel in (REFERENCES[0], ADD)] == pytest.approx([1e-3, 1e-3])
+
+
+def test_what_another_run_measured_meanwhile_tells_how_nodes_are_dispatched(cache_dir, timed, monkeypatch):
+    """Of a machine of which nothing was known before; where all is known then, nothing is begun."""
+    begun, time = [], timing.KernelTimer.time
+
+    @contextlib.contextmanager
+    def after_another(wait):
+        append_times(kernels_path(4), dict.fromkeys(REFERENCES, Timing(1e-3)), fingerprint_of_kernels(4))
+        yield True
+
+    def noted(self, kernels, *given):
+        begun.append([*kernels])
+        return time(self, kernels, *given)
+
+    monkeypatch.setattr(metering, "measuring_alone", after_another)
+    monkeypatch.setattr(timing.KernelTimer, "time", noted)
+    assert KernelMeter(4).measure([*REFERENCES, ADD]) == 1
+    assert timing.KernelTimer.tiny == 1e-3
+    kernels_path(4).unlink()
+    assert KernelMeter(4).measure(REFERENCES) == 0
+    assert begun == [[ADD]]

@@ -10,7 +10,7 @@ from pase_mtf.calibration import speed
 from pase_mtf.calibration.kernels import KernelWatch
 from pase_mtf.calibration.meter import KernelMeter
 from pase_mtf.calibration.speed import SpeedWatch, speed_note
-from pase_mtf.machine.kernels import TINY, Timing
+from pase_mtf.machine.kernels import TINY, Block, Kernel, Timing
 from pase_mtf.machine.references import REFERENCES
 from pase_mtf.runtime import Devices
 
@@ -248,3 +248,12 @@ def test_half_of_what_a_product_reads_is_in_the_caches(monkeypatch):
     assert bench.measure([added])[added].seconds == pytest.approx((10e-3 - 1e-3) / bench._runs(bench._repeats(added)))
     # A tiny kernel tells how it is dispatched, not how threads are woken.
     assert bench.measure([TINY])[TINY].seconds == pytest.approx((10e-3 - 1e-3) / bench._runs(bench._repeats(TINY)))
+
+
+def test_a_look_has_as_many_kernels_as_it_may_where_they_are_short(tmp_path):
+    """Of many arms fewer are no third of the steps."""
+    blocks = [Block("float32", (size,)) for size in range(1, 101)]
+    kernels = [Kernel("AddV2", (block, block), (block,)) for block in blocks]
+    meter = KernelMeter(2, path=tmp_path / "kernels.jsonl")
+    meter.times.update(dict.fromkeys(kernels, Timing(1e-5)))
+    assert len(SpeedWatch(meter, dict.fromkeys(kernels, 0.004))._watched) == speed._KERNELS
