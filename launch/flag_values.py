@@ -202,6 +202,8 @@ def _parse_arm(item: str, flag: str) -> list[ArmName]:
         return [ArmName(item, item)]
     if item == STOCK:
         return [ArmName(STOCK, "stock")]
+    if os.path.exists(item) and not (os.path.isfile(item) or os.path.isdir(item)):  # it is read more than once
+        raise UsageError(f"{flag}={item}: is a device or a pipe; name a file")
     if item.endswith(".json") or os.sep in item or os.path.isfile(item):
         method = PIPELINE if _is_pipeline_file(item) else "file"
         return [ArmName(_name_of_file(item), method, item)]

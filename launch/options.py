@@ -137,10 +137,11 @@ class Options:
         """
         if self.microbatches == "auto":
             return None
-        if not (self.microbatches.isdecimal() and 1 <= int(self.microbatches[:11]) <= _MOST):
+        digits = self.microbatches.lstrip("0")
+        if not (digits.isdecimal() and len(digits) <= len(str(_MOST)) and 1 <= int(digits) <= _MOST):
             raise UsageError(f"--microbatches={shortened(self.microbatches, quoted=False)}: give a number that divides "
                              f"the batch, or {self._searched}")
-        return int(self.microbatches)
+        return int(digits)
 
     @property
     def _searched(self) -> str:
@@ -169,10 +170,20 @@ class Options:
             self.machine.endswith(".json") or os.sep in self.machine))
         return self.prices == "measured" and not of_file
 
+    @property
+    def may_allow_more(self) -> bool:
+        """Whether a larger --memory_limit may help: no more is trained than a device of the machine holds."""
+        return self.search_only or parse_bytes(self.memory_limit) is not None
+
     def bytes_per_device(self, machine: Machine) -> float:
         """--memory_limit in bytes."""
         limit = parse_bytes(self.memory_limit)
         return machine.memory_bytes if limit is None else limit
+
+    def bytes_of_compared(self, machine: Machine) -> float:
+        """What a strategy to compare with may need per device: what is trained has to fit that, whatever the limit."""
+        limit = self.bytes_per_device(machine)
+        return limit if self.search_only else min(limit, machine.memory_bytes)
 
     def check(self) -> None:
         """Refuses values that cannot be meant, and folders that cannot be used, before anything is loaded.
@@ -190,11 +201,26 @@ class Options:
             check_new_folder(self.output_dir)
         if self.search_only and self.in_place:
             check_no_training(self.output_dir)
+        if self.in_place:
+            self._check_replaces_none()
         if self.clients == "ranks" and not self.search_only:
             if self.checkpoint or self.resume == AUTO:  # else no checkpoint is written or looked for there
                 check_whole_path("--output_dir", self.output_dir or "outputs")
             if self.resume and self.resume != AUTO:
                 check_whole_path("--resume", self.resume)
+
+    def _check_replaces_none(self) -> None:
+        """Raises UsageError where a run in its own folder would write over a file that it compares with."""
+        first, *others = self.arms
+        staged = first.method == PIPELINE
+        written = {"pipeline.json" if staged else "strategy.json"}
+        if any(arm.method == PIPELINE and not arm.argument for arm in others):
+            written.add("searched_pipeline.json" if staged else "pipeline.json")
+        places = {os.path.realpath(os.path.join(self.output_dir or "", name)) for name in written}
+        for arm in others:
+            if arm.method in ("file", PIPELINE) and arm.argument and os.path.realpath(arm.argument) in places:
+                raise UsageError(f"--compare={arm.argument}: this run replaces it, as it goes on in that folder; copy "
+                                 "it elsewhere first, or name another --output_dir")
 
     def check_values(self) -> None:
         """`check`, of a command that writes no files of a run.

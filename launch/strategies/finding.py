@@ -21,6 +21,7 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.possible import why_left_out
 from pase_mtf.launch.strategies.auto_mtf import auto_mtf_layout, auto_mtf_mesh
 from pase_mtf.machine.machine import Machine
+from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.strategy.choosing import simple_configurations
 from pase_mtf.strategy.experts import (
     BY_HAND,
@@ -38,7 +39,7 @@ from pase_mtf.strategy.simulated import is_simulated
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
 __all__ = ["MAIN_SHARE", "SIMPLE_WITHIN", "Found", "as_stock", "changed_configurations", "check_files", "duplicates",
-           "find_strategies", "possible_arms", "random_configurations", "share_of", "strategy_by_hand"]
+           "find_strategies", "possible_arms", "random_configurations", "share_of", "strategy_by_hand", "too_large"]
 
 SIMPLE_WITHIN = 0.01
 """Data parallelism is trained where the best strategy is predicted faster by no more than this fraction: a promise so
@@ -114,11 +115,12 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
               if arm.method not in ("stock", PIPELINE) and arm.name not in left_out]
     end = time.monotonic() + (plan.options.measure_seconds if seconds is None else seconds)
     found, limit = Found({}, left_out), plan.options.bytes_per_device(machine)
+    room = plan.options.bytes_of_compared(machine)
     if main.method != PIPELINE:
         # What is trained gets the most of it; what it does not need is left to the others.
         share = share_of(end, MAIN_SHARE if others else 1.0)
         found.strategies[main.name] = _find(main, plan, graph, machine, prices, share, known)
-        if problem := _too_large(found.strategies[main.name], limit):
+        if problem := too_large(found.strategies[main.name], limit):
             raise OutOfMemoryError(f"arm {main.name}: {problem}; take a smaller --batch or --preset, more devices, or "
                                    "--strategy=search, which keeps to the limit")
     for number, arm in enumerate(others):
@@ -127,7 +129,7 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
         except InfeasibleError as error:
             found.left_out[arm.name] = str(error)
             continue
-        if problem := _too_large(strategy, limit):
+        if problem := too_large(strategy, room):
             found.left_out[arm.name] = problem
         else:
             found.strategies[arm.name] = strategy
@@ -135,7 +137,7 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
         _price_alike(found.strategies, arms, prices, simple_configurations(graph, plan.options.mesh_flag.devices))
     for arm in arms:
         if arm.method == "stock" and arm.name not in left_out and (
-                problem := _why_no_stock(arm, plan, graph, machine, found, limit)):
+                problem := _why_no_stock(arm, plan, graph, machine, found, room)):
             found.left_out[arm.name] = problem
     return found
 
@@ -148,7 +150,7 @@ def _why_no_stock(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Ma
     if ours:
         return found.left_out[ours]
     try:
-        return _too_large(as_stock(arm, plan, graph, machine, found.strategies), limit)
+        return too_large(as_stock(arm, plan, graph, machine, found.strategies), limit)
     except InfeasibleError as error:
         return str(error)
 
@@ -200,7 +202,7 @@ def share_of(end: float, share: float) -> float:
     return share * max(0.0, end - time.monotonic())
 
 
-def _too_large(strategy: Strategy, limit: float) -> str:
+def too_large(strategy: Strategy | Pipeline, limit: float) -> str:
     """What a strategy needs beyond a limit of bytes per device; empty where it keeps to it."""
     if strategy.memory_bytes <= limit:
         return ""

@@ -195,8 +195,9 @@ def _nothing_fits(plan: Plan, limit: float, pieces: Sequence[int], blocks: Seque
         first = "" if all(len(choice) == 1 for choice in choices_of(blocks)) else ", the first of each kind first,"
         scope.append(f"whichever of {len(blocks)} blocks{first} are computed again")
     found = "no strategy keeps" if proven else "no strategy was found that keeps"
+    *others, last = [*_remedies(plan), *(["a larger --memory_limit"] if options.may_allow_more else [])]
     return (f"{' '.join(flags)}: {found} to {bytes_text(limit)} per device {', '.join(scope)}; take "
-            f"{', '.join(_remedies(plan))}, or a larger --memory_limit")
+            f"{', '.join(others)}, or {last}")
 
 
 def _remedies(plan: Plan) -> list[str]:

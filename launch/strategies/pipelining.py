@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Sequence
 
-from pase_mtf.amounts import bytes_text, needed_text
 from pase_mtf.errors import InfeasibleError, MismatchError, OutOfMemoryError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms.pipelined import PipelinedProgram
@@ -16,7 +15,7 @@ from pase_mtf.launch.console import Stage
 from pase_mtf.launch.flag_values import PIPELINE, ArmName
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.possible import counts_of_microbatches, why_left_out
-from pase_mtf.launch.strategies.finding import MAIN_SHARE, share_of
+from pase_mtf.launch.strategies.finding import MAIN_SHARE, share_of, too_large
 from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.find import NoPipelineError, evaluate_pipeline, find_measured_pipeline, find_pipeline
 from pase_mtf.pipeline.pipeline import Pipeline
@@ -66,8 +65,11 @@ def find_pipelines(plan: Plan, arms: Sequence[ArmName], machine: Machine, prices
         try:
             if reason := why_left_out(arm, plan.options, plan.config):
                 raise InfeasibleError(reason)
-            found[arm.name] = (_load(arm.argument, plan, machine, prices, until) if arm.argument
-                               else _find(plan, machine, prices, until))
+            pipeline = (_load(arm.argument, plan, machine, prices, until) if arm.argument
+                        else _find(plan, machine, prices, until))
+            if arm != arms[0] and (problem := too_large(pipeline, plan.options.bytes_of_compared(machine))):
+                raise InfeasibleError(problem)
+            found[arm.name] = pipeline
         except InfeasibleError as error:
             if arm == arms[0]:
                 raise
@@ -97,8 +99,8 @@ def _find(plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: fl
 def _to_fit(plan: Plan, most: int) -> str:
     """What to do where no pipeline keeps to the limit, as flags: more microbatches than so many, if any, among it."""
     more = f"more --microbatches than {most}, " if 0 < most < plan.options.batch else ""
-    return (f"take a larger --memory_limit than {plan.options.memory_limit}, {more}a smaller --batch or --preset, or "
-            "more devices")
+    larger = f"a larger --memory_limit than {plan.options.memory_limit}, " if plan.options.may_allow_more else ""
+    return f"take {larger}{more}a smaller --batch or --preset, or more devices"
 
 
 def _kept(path: str, plan: Plan) -> tuple[Pipeline, PipelinedProgram, ComputationGraph]:
@@ -114,6 +116,9 @@ def _kept(path: str, plan: Plan) -> tuple[Pipeline, PipelinedProgram, Computatio
     if graph.hash != kept.graph_hash:
         raise MismatchError(f"{path}: made for graph {kept.graph_hash} of {kept.graph_name}, a microbatch of this "
                             f"run is {graph.hash}; take the flags of that run, or search anew")
+    if kept.layer_names != tuple(layer.name for layer in graph.layers):
+        raise MismatchError(f"{path}: lists other layers than graph {graph.hash} has, which it says it is made for; it "
+                            "was changed, search anew")
     return kept, one, graph
 
 
@@ -125,10 +130,7 @@ def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None
         measured = None if prices is None else (kernels_of(one.graph, graph, turns=True), prices.meter)
         found = evaluate_pipeline(graph, kept.laid(), kept.microbatches, kept.schedule, machine, measured,
                                   seconds=share_of(until, 1.0), progress=Telling())
-    limit = options.bytes_per_device(machine)
-    if found.memory_bytes > limit:
-        needs = f"{path}: needs {needed_text(found.memory_bytes, limit)} per device, {bytes_text(limit)} are allowed"
-        if path == options.arms[0].argument:
-            raise OutOfMemoryError(f"{needs}; take --strategy={PIPELINE}, which keeps to the limit")
-        raise InfeasibleError(needs)
+    problem = too_large(found, options.bytes_per_device(machine))
+    if problem and path == options.arms[0].argument:
+        raise OutOfMemoryError(f"{path}: {problem}; take --strategy={PIPELINE}, which keeps to the limit")
     return dataclasses.replace(found, devices=kept.devices)

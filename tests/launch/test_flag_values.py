@@ -1,4 +1,6 @@
 
+import os
+
 import pytest
 
 from pase_mtf.errors import UsageError
@@ -91,3 +93,10 @@ def test_data_parallelism_over_what_divides_the_batch(batch, devices, suffix):
     assert [arm.name for arm in arms] == ["search", f"stock_data_parallel{suffix}", f"data_parallel{suffix}"]
     arms = fitting_arms(parse_arms("search", "zero,mcmc"), batch, devices)
     assert [arm.name for arm in arms] == ["search", f"zero{suffix}", "mcmc"]
+
+
+@pytest.mark.parametrize(("strategy", "compare"), [(os.devnull, "none"), ("search", f"expert,{os.devnull}")])
+def test_a_pipe_is_no_file_of_a_strategy(strategy, compare):
+    """Arms are parsed more than once, and nobody can read it twice."""
+    with pytest.raises(UsageError, match="is a device or a pipe; name a file"):
+        parse_arms(strategy, compare)

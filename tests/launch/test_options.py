@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 
@@ -98,6 +99,7 @@ def test_the_help_says_how_long_trial_steps_take():
     ([_MODEL, "--flagfile=/no/such"], "/no/such"),
     *(([_MODEL, *given], f"error: --flagfile={sys.executable}: is no text; give a file with a flag on every line\n")
       for given in ([f"--flagfile={sys.executable}"], ["--flagfile", sys.executable])),
+    ([_MODEL, "--microbatches=01" + "0" * 5000], "give a number that divides the batch, or auto"),
     ([_MODEL, "--nocheckpoint=true"], "error: --nocheckpoint=true does not take an argument; leave it out\n"),
 ])
 def test_bad_usage(arguments, says, capsys):
@@ -353,3 +355,14 @@ def test_an_order_of_no_pipeline_is_refused_where_a_run_may_be_taken_up(tmp_path
     with pytest.raises(UsageError, match="--schedule=gpipe: is for a pipeline that is searched"):
         parse_command_line([*flags, "--schedule=gpipe"])
     assert parse_command_line([*flags, "--schedule=gpipe", "--compare=pipeline"]).schedule == "gpipe"
+
+
+def test_a_run_in_its_own_folder_replaces_no_file_that_it_compares_with(finished, tmp_path):
+    """The next start would have measured the strategy that was found in its stead."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    compare = f"--compare={run / 'strategy.json'}"
+    for flags in ([f"--resume={run}"], ["--resume=auto"]):
+        with pytest.raises(UsageError, match=r"strategy\.json: this run replaces it"):
+            parse_command_line([*flags, f"--output_dir={run}", compare])
+    assert parse_command_line([f"--resume={run}", f"--output_dir={tmp_path / 'other'}", compare]).arms[1].name

@@ -367,3 +367,17 @@ def test_the_page_says_for_which_microbatches_it_is_searched(repository):
     assert counts_of_microbatches(options) == [3, 15]
     text = " ".join((repository / "docs" / "pipelines.md").read_text(encoding="utf-8").split())
     assert "each at least twice the one before (2, 4, 8, ... of 64 examples; 3 and 15 of 15)" in text
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_file_of_other_layers_than_its_graph_has_is_told(launch, kept, tmp_path, more):
+    """Its lists agree with each other, and its hash is that of the graph."""
+    path, data = tmp_path / "mine.json", json.loads(kept.read_text())
+    for name in ("layer_names", "configurations"):
+        data[name] = [*data[name], data[name][-1]] if more > 0 else data[name][:-1]
+    data |= {"stages": [{**data["stages"][0], "stop": len(data["layer_names"])}], "sent": []}
+    path.write_text(json.dumps(data))
+    code, folder, _, err = launch(f"--strategy={path}", "--compare=none", "--search_only")
+    assert code == 5
+    assert "mine.json: lists other layers than graph" in err.splitlines()[-1]
+    assert not folder.exists()

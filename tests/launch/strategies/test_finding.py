@@ -224,3 +224,15 @@ def test_an_expert_that_fails_on_the_axes_of_the_run_alone_idles_no_devices():
     assert [(arm.name, arm.argument) for arm in arms if arm.method == "expert"] == [("expert", "6")]
     facts = describe_run(plan, SimpleNamespace(describe=str), Machine.load("h100"), net, arms)
     assert facts["expert"].startswith("has no strategy on the axes of --mesh=rows:2;cols:3:")
+
+
+def test_an_arm_that_no_device_has_room_for_is_left_out_whatever_the_limit():
+    """The run ended by it, with exit code 4, where the default limit leaves it out."""
+    graph, machine = perceptron((64, 512, 512, 64), batch=64), Machine.load("h100")
+    whole = find_strategies(_plan(memory_limit="none"), graph, machine).strategies
+    small = dataclasses.replace(machine, memory_bytes=0.75 * whole["data_parallel"].memory_bytes)
+    found = find_strategies(_plan(memory_limit="none"), graph, small)
+    for arm in ("data_parallel", "stock_data_parallel"):
+        assert "per device" in found.left_out[arm]
+    shown = find_strategies(_plan(memory_limit="none", search_only=True), graph, small)
+    assert "data_parallel" in shown.strategies

@@ -238,3 +238,11 @@ def test_lines_by_rates_are_not_drawn_beside_one_by_measured_kernels(monkeypatch
 def test_sets_of_blocks_that_were_not_offered_are_not_ruled_out(count, says):
     names = [f"mixed{number}" for number in range(1, count + 1)]
     assert says in fitting._nothing_fits(_plan("alexnet", "1", 4, recompute="auto"), 1e3, (1,), names, True)
+
+
+def test_a_larger_limit_than_a_device_has_is_no_advice():
+    """Nothing that holds more is trained; it may be searched."""
+    for search_only, last in ((False, "a smaller --batch or --preset, or more devices"),
+                              (True, "more devices, or a larger --memory_limit")):
+        plan = _plan("alexnet", "1", 4, microbatches="auto", search_only=search_only)
+        assert fitting._nothing_fits(plan, 1e3, (1,), None, True).endswith(last)
