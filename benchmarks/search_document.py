@@ -214,7 +214,7 @@ def _section_whole(results: dict[str, Rows]) -> str:
     return f"""## Whole processes
 
 Starting Python, numpy and numba, up to the first call of a compiled function, takes {start}, which is
-subtracted from whole processes. "From the network" is `python -m pase_mtf.search FILE.npz`, certificate included; "from
+subtracted from whole processes. "From the network" is `python -m pase_mtf.search FILE.npz`, certificate left out; "from
 the graph" reads an exported graph, builds its network (machine {MACHINE}) and searches it. Compiled code is loaded from
 its cache, in the process. Medians. Steps of a process are as its own clock shows them, with nothing subtracted: the
 first one that calls a compiled function holds that part of the start as well, so that they may add up to more.

@@ -174,8 +174,9 @@ def document(results: dict[str, Any]) -> str:
     if budgets:
         over = max((row["cpu_seconds"] - row["limit"] for row in results["budgets"] if "error" not in row), default=0)
         parts.append("## Time and memory\n\n`exact` on random networks, from none to far too large for it, by a clock "
-                     "that counts the processor's seconds. Memory is what the process held at most above what it held "
-                     f"before the search. The latest end: {max(over, 0):.2f} s after the limit.\n\n"
+                     "that counts the processor's seconds. Memory is by how much the most that the process ever held "
+                     "grew in the search: 0 where making the network had taken as much before. The latest end: "
+                     f"{max(over, 0):.2f} s after the limit.\n\n"
                      + markdown.table(["network", "limit, s", "took, s", "network, MB", "search, MB", "gap"], budgets,
                                       left=(0, 5)))
     return "\n\n".join(parts) + "\n"

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import pathlib
+import subprocess
 
 import numpy as np
 import pytest
@@ -475,3 +476,18 @@ def test_a_rival_is_loaded_before_its_clock_starts(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(solvers.resource, "setrlimit", lambda *_: None)
     assert solvers.main(["toulbar2", str(INSTANCES / "rnnlm_8.npz")]) == 0
     assert json.loads(capsys.readouterr().out)["loaded"]
+
+
+def test_the_page_says_whether_whole_processes_make_a_certificate(monkeypatch):
+    """It said that one was included; the command makes one with --check alone."""
+    commands = []
+
+    def run(command, **_):
+        commands.append(command)
+        pathlib.Path(command[-1].partition("=")[2]).write_text('{"seconds": 1.0, "optimal": true, "cost": 2.0}')
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(search_sections.subprocess, "run", run)
+    row = {"start_seconds": 0.1, **search_sections._network_process("x.npz", 1)}
+    text = search_document.document({"instances": {"x_8": row}})
+    assert ("certificate included" in text) == ("--check" in commands[0])

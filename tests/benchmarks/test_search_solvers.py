@@ -104,3 +104,15 @@ def test_a_page_of_budgets_that_all_failed():
     text = search_solvers.document(results)
     assert "no memory" in text
     assert "0.00 s after the limit" in text
+
+
+def test_memory_is_told_as_it_is_measured(monkeypatch):
+    """By peaks: what making the network took before hides what the search takes."""
+    monkeypatch.setattr(search_budget, "peak_bytes", lambda: 5_000_000)  # the search stays below an earlier peak
+    row = search_budget.run(search_random.random_network("chain", "noise", 4, 3, 0), 60.0)
+    assert row["search_bytes"] == 0
+    text = search_solvers.document({"facts": {"machine": "a machine", "versions": "versions", "commit": "abc"},
+                                    "limit": 10.0, "solvers": {}, "budgets": [
+                                        {"name": "chain", "limit": 60.0, "network_bytes": 1e6, **row}]})
+    assert "above what it held before the search" not in text
+    assert "0 where making the network had taken as much" in text
