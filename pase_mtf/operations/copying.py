@@ -111,7 +111,7 @@ def _settings(value: object) -> Iterator[object]:
             if isinstance(found, types.MemberDescriptorType):
                 yield getattr(value, name, None)
             elif name == "__call__" or (not name.startswith("__") and isinstance(
-                    found, (int, np.integer, np.ndarray, list, tuple, set, frozenset, dict, types.FunctionType,
+                    found, (int, float, np.number, np.ndarray, list, tuple, set, frozenset, dict, types.FunctionType,
                             functools.cached_property))):
                 yield found
             elif isinstance(found, (staticmethod, classmethod)):
@@ -121,8 +121,8 @@ def _settings(value: object) -> Iterator[object]:
 
 
 def _numbers(value: object, depth: int = 0, seen: set[int] | None = None) -> Iterator[int]:
-    """The integers that a value holds. What functions find by name is looked at anew, however deep they lie, once for
-    every function (`seen`)."""
+    """The integers that a value holds, and other numbers without their fractions. What functions find by name is looked
+    at anew, however deep they lie, once for every function (`seen`)."""
     seen = set() if seen is None else seen
     if depth > 5 or isinstance(value, (bool, str, bytes, mtf.Tensor)):
         return
@@ -137,9 +137,12 @@ def _numbers(value: object, depth: int = 0, seen: set[int] | None = None) -> Ite
             inner = [held for name, held in vars(value).items() if name not in _OWN]
     elif isinstance(value, (int, np.integer)):
         yield int(value)
+    elif isinstance(value, (float, np.floating)):
+        if np.isfinite(value):  # places are compared with such numbers, too
+            yield _Kept(value)
     elif isinstance(value, np.ndarray):
-        if value.dtype.kind in "iu":
-            yield from map(_Kept, np.unique(value).tolist())
+        if value.dtype.kind in "iuf":
+            yield from map(_Kept, np.unique(value[np.isfinite(value)]).tolist())
     elif isinstance(value, (slice, range)):
         yield from map(_Kept, _numbers((value.start, value.stop, value.step), depth + 1, seen))
     elif isinstance(value, (list, tuple, set, frozenset)):

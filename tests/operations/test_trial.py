@@ -212,6 +212,20 @@ class _ByArray(own.Same):
         self._set(lowering, lambda t: t * tf.cast(tf.range(t.shape[-1]) < int(self._place[0]), t.dtype))
 
 
+class _ByFloat(own.Same):
+    def lower(self, lowering):
+        self._set(lowering, lambda t: t * tf.cast(tf.cast(tf.range(t.shape[-1]), tf.float32) < 19.5, t.dtype))
+
+
+class _ByArrayOfFloats(own.Same):
+    def __init__(self, x):
+        super().__init__(x)
+        self._place = np.array([20.0, np.inf], np.float32)
+
+    def lower(self, lowering):
+        self._set(lowering, lambda t: t * tf.cast(tf.range(t.shape[-1]) < int(self._place[0]), t.dtype))
+
+
 _PLACES = np.arange(20, 32, dtype=np.int32)
 
 
@@ -289,8 +303,9 @@ class _ByClassOfObject(_ByObject):
         self._settings = _Places()
 
 
-@pytest.mark.parametrize("cls", [_ByName, _ByHelper, _ByClass, _ByArray, _ByHelperOfHelper, _ByLongArray, _ByCall,
-                                 _ByModule, _ByObject, _ByObjectOfItsSize, _ByDimOfObject, _ByClassOfObject])
+@pytest.mark.parametrize("cls", [_ByName, _ByHelper, _ByClass, _ByArray, _ByFloat, _ByArrayOfFloats, _ByHelperOfHelper,
+                                 _ByLongArray, _ByCall, _ByModule, _ByObject, _ByObjectOfItsSize,
+                                 _ByDimOfObject, _ByClassOfObject])
 def test_numbers_that_stand_beside_the_text_of_a_class_are_not_taken_for_granted(cls):
     """With a width of 8 all would be before place 20, and a split of the width come out right."""
     with tf.Graph().as_default():
