@@ -11,7 +11,9 @@ import pytest
 from prices import price_strategy
 
 from pase_mtf.compat import mtf
+from pase_mtf.cost import build
 from pase_mtf.cost.memory import strategy_memory
+from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.graph import all_reduces
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.costs import LayoutCosts
@@ -19,6 +21,18 @@ from pase_mtf.layout.legality import StockLegality
 from pase_mtf.layout.space import MeshShape
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import configurations_of_layout
+
+
+class _AsStock(Reshardings):
+    """Sums and moves as Mesh-TF itself makes them, charged where strategies charge them."""
+
+    def __init__(self, machine: Machine, **_: float) -> None:
+        super().__init__(machine, stock=True)
+
+    @property
+    def sums_on_edges(self) -> bool:
+        """Of `Reshardings`."""
+        return not self.machine.shared_cores
 
 
 def _summed_where_made(graph: ComputationGraph) -> ComputationGraph:
@@ -69,8 +83,9 @@ def layouts_and_uniform_strategies_agree(graph: mtf.Graph, exported: Computation
         # Dims that are not among the layers' splittable ones make no difference.
         configurations = configurations_of_layout(
             exported, shape.axes, {name: shape.names[axis] for name, axis in axis_of.items()})
-        with mock.patch.object(all_reduces, "_BUCKET", 0):
-            ordinary = price_strategy(_summed_where_made(exported), without_library, shape.devices, configurations)
+        with mock.patch.object(all_reduces, "_BUCKET", 0), mock.patch.object(build, "Reshardings", _AsStock):
+            ordinary = price_strategy(_summed_once(_summed_where_made(exported)), without_library, shape.devices,
+                                      configurations)
         assert costs.total(shape, axis_of) == pytest.approx(ordinary.total, rel=1e-9), (shape, axis_of)
         parts = costs.parts(shape, axis_of)
         for part, seconds in ordinary.parts.items():

@@ -103,11 +103,13 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
     left: np.ndarray = np.asarray(nbytes, np.float64)
     together: np.ndarray = np.maximum(left, itemsize * bucket_of(np.asarray(waiting) / itemsize))
     size = groups.prod(axis=0)
-    seconds = _latency(together / itemsize, groups, machine)
+    # Mesh-TF itself sums round rings, however small the pieces are.
+    counted = np.full_like(together, np.inf) if stock else together / itemsize
+    seconds = _latency(counted, groups, machine)
     if machine.sums_by_trees and not stock:
         seconds = np.minimum(seconds, _latency_of_trees(groups, machine))
     else:
-        seconds += summing_seconds(together, way_of(together / itemsize, size), size, machine)
+        seconds += summing_seconds(together, way_of(counted, size), size, machine)
     # What is summed in a bucket is read and written to make that; slices of it lie in memory as they are.
     made = machine.with_overhead(2.0 * together / machine.memory_bandwidth)
     seconds += np.where((size > 1) & (together > left), made, 0.0)

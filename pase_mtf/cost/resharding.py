@@ -82,8 +82,10 @@ class Reshardings:
         if self.machine.shared_cores:
             copies = self._copies.of(_sharded(source), _sharded(target), elsewhere=elsewhere)
             return _shared_memory_seconds(*copies, nbytes, itemsize, self.machine)
-        direct = self.seconds_apart(_sharded(source), _sharded(target), nbytes)
-        return np.maximum(direct, _handed_round_seconds(source, target, nbytes, self.machine)) if self.stock else direct
+        if not self.stock:
+            return self.seconds_apart(_sharded(source), _sharded(target), nbytes)
+        copied = self._copied_seconds(_sharded(source), _sharded(target), nbytes)
+        return copied + _handed_round_seconds(source, target, nbytes, self.machine)
 
     def critical_path_seconds(self, source: Sharded, target: Sharded, nbytes: float) -> np.ndarray:
         """Seconds in which the critical-path device is sent what it needs, on devices of their own.
@@ -104,11 +106,17 @@ class Reshardings:
           source, target, nbytes: as there.
           parts: of so many dims, the last ones, the elements are added up.
         """
+        copied = self._copied_seconds(source, target, nbytes, parts)
+        total: np.ndarray = self.critical_path_seconds(source, target, nbytes) + copied
+        return total
+
+    def _copied_seconds(self, source: Sharded, target: Sharded, nbytes: float, parts: int = 0) -> np.ndarray:
+        """Those of `seconds_apart` in which a device slices, adds up and concatenates."""
         # Which device has which shard makes no difference to what it copies.
         (source_alike, row), (target_alike, column) = _alike(source), _alike(target)
         before, after = copying(source_alike, target_alike, parts).seconds(nbytes, self.machine)
-        total: np.ndarray = self.critical_path_seconds(source, target, nbytes) + (before + after)[np.ix_(row, column)]
-        return total
+        copied: np.ndarray = (before + after)[np.ix_(row, column)]
+        return copied
 
     def paired_seconds(self, source: Sharded, target: Sharded, nbytes: float) -> np.ndarray:
         """`seconds_apart` of the first source and the first target, of the second ones, and so on: [R]."""
@@ -185,24 +193,38 @@ def _stock_seconds(source: DistinctShardings, target: DistinctShardings, nbytes:
 
 def _handed_round_seconds(source: DistinctShardings, target: DistinctShardings, nbytes: float,
                           machine: Machine) -> np.ndarray:
-    """Seconds in which devices of their own hand on what Mesh-TF's alltoall sends round a ring, either way, of axes
-    that split another dim afterwards: [R, C]. Of a device's own link, as of an all-reduce."""
+    """Seconds in which devices of their own hand on what Mesh-TF's alltoall and allconcat send round rings, either way,
+    axis by axis in its order (`_stock_seconds`): [R, C]. Of a device's own link, as of an all-reduce."""
     shards, wanted = source.shards[:, None, :], target.shards[None, :, :]
     strides, others = source.strides[:, None, :], target.strides[None, :, :]
-    pairs = ((shards[..., :, None] == wanted[..., None, :]) & (strides[..., :, None] == others[..., None, :])
-             & (shards[..., :, None] > 1) & ~np.eye(shards.shape[2], dtype=bool))
-    members = np.where(pairs.any(axis=3), shards, 1)
     same = (shards == wanted) & ((strides == others) | (shards == 1))
-    split = np.where(same | pairs.any(axis=2), 1, wanted)
+    joined, split = np.where(same, 1, shards), np.where(same, 1, wanted)
+    pairs = ((joined[..., :, None] == split[..., None, :]) & (strides[..., :, None] == others[..., None, :])
+             & (joined[..., :, None] > 1))
+    members = np.where(pairs.any(axis=3), joined, 1)
+    joined, split = np.where(members > 1, 1, joined), np.where(pairs.any(axis=2), 1, split)
     block = nbytes / (shards.prod(axis=2) * split.prod(axis=2))
+    bandwidth, latency = (np.array(values) for values in zip(
+        *((link.bandwidth, link.latency) for link in machine.links), strict=True))
+
+    def level(reach: np.ndarray) -> np.ndarray:
+        found: np.ndarray = np.searchsorted([link.devices for link in machine.links], reach)
+        return np.minimum(found, len(machine.links) - 1)
+
     forward = (members - 1) // 2
     backward = members - 1 - forward
     sent = block[..., None] * (forward * (forward + 1) + backward * (backward + 1)) / (2.0 * members)
-    level = np.minimum(np.searchsorted([link.devices for link in machine.links], strides * members),
-                       len(machine.links) - 1)
-    bandwidth, latency = (np.array(values)[level] for values in zip(
-        *((link.bandwidth, link.latency) for link in machine.links), strict=True))
-    total: np.ndarray = np.where(members > 1, sent / bandwidth + backward * latency, 0.0).sum(axis=2)
+    across = level(strides * members)
+    seconds = np.where(members > 1, sent / bandwidth[across] + backward * latency[across], 0.0)
+    # Outer axes are joined first, while blocks are small. Half of a ring's blocks arrive from either side: at the
+    # border of a node those of one side come from another node.
+    order = np.argsort(np.where(joined > 1, -strides, 1), axis=2)
+    strides = np.take_along_axis(np.broadcast_to(strides, joined.shape), order, axis=2)
+    joined = np.take_along_axis(joined, order, axis=2)
+    held = block[..., None] * np.cumprod(joined, axis=2) / joined
+    across, within, far = level(strides * joined), level(2 * strides), joined // 2
+    arriving = held * (far / bandwidth[across] + (joined - 1 - far) / bandwidth[within]) + far * latency[across]
+    total: np.ndarray = (seconds + np.where(joined > 1, arriving, 0.0)).sum(axis=2)
     return total
 
 

@@ -162,3 +162,39 @@ def test_an_exchange_hands_pieces_on_from_device_to_device(devices, pieces):
                                        np.zeros(1, np.int32)) for shards in ([1, devices], [devices, 1]))
     priced = Reshardings(machine, stock=True).seconds(before, after, (64, 64), 4)
     assert priced[0, 0] == pytest.approx(pieces * 64 * 64 * 4 / devices ** 2)
+
+
+@pytest.mark.parametrize("elements", [1024, 16_000, 32_768])
+@pytest.mark.parametrize("group", [4, 8, 16])
+def test_what_divides_goes_round_rings_however_small(group, elements):
+    """No fewer hops than the longest way from device to device in what Mesh-TF itself makes; at most there and back."""
+    with tf.Graph().as_default() as graph:
+        devices = [f"/device:CPU:{number}" for number in range(group)]
+        impl = placement_mesh_impl.PlacementMeshImpl(mtf.convert_to_shape(f"a:{group}"), [], devices)
+        parts = []
+        for device in devices:
+            with tf.device(device):
+                parts.append(tf.placeholder(tf.float32, [elements]))
+        impl.allreduce(impl.LaidOutTensor(parts), [0], "SUM")
+        hops = {}
+        for node in graph.get_operations():
+            hops[node] = max((hops[x.op] + (x.op.device != node.device) for x in node.inputs), default=0)
+    machine = dataclasses.replace(COUNTING, overhead=0.0, links=(Link(64, 1e30, 1.0),), shared_cores=False)
+    priced = allreduce_seconds(np.array([4.0 * elements]), np.array([[float(group)]]), np.array([group]), machine,
+                               stock=True)
+    assert group - 1 == max(hops.values()) <= priced[0] * (1 + 1e-9)
+    assert priced[0] <= 2 * max(hops.values()) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("before", "after", "slow", "fast"), [
+    (([2, 8, 1], [8, 1, 1]), ([1, 1, 1], [1, 1, 1]), 1.0, 14.0),  # both axes are joined
+    (([2, 1, 8], [8, 1, 1]), ([1, 2, 1], [1, 8, 1]), 0.5, 7.0)])  # as the gradient of a mixture of experts
+def test_outer_axes_move_while_blocks_are_small(before, after, slow, fast):
+    """By hand, in blocks as they lie on two nodes of eight: what comes from the other node, and from within."""
+    machine = dataclasses.replace(COUNTING, overhead=0.0, links=(Link(8, 4.0, 0.0), Link(64, 1.0, 0.0)),
+                                  shared_cores=False)
+    ends = (DistinctShardings(np.array([16]), np.array([shards]), np.array([strides]), np.zeros(1, np.int32))
+            for shards, strides in (before, after))
+    block = 8 * 8 * 16 / 16  # of one byte an element
+    priced = Reshardings(machine, stock=True).seconds(*ends, (8, 8, 16), 1)
+    assert priced[0, 0] == pytest.approx(block * (slow + fast / 4.0))
