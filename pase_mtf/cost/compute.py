@@ -83,8 +83,8 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
         everywhere = table.devices if machine.shared_cores else np.ones(len(table.devices))
         for (entry, times), row in zip(computing.items(), seconds, strict=True):
             early, devices = row, everywhere
-            if machine.shared_cores and entry.outputs and not (entry.inputs or reshardings.stock):
-                # Random numbers: of devices that have the same part one draws it for all.
+            if machine.shared_cores and entry.drawn and not reshardings.stock:
+                # Of devices that have the same part one draws it for all.
                 devices = 1.0 / table.share(entry.outputs[0][0])
             if entry.row_sum is not None and reshardings.sums_on_edges and not any(entry.pending):
                 # No product is made: rows are added up, those of all that are added into one sum there.

@@ -8,14 +8,11 @@ from typing import NamedTuple, TypeAlias
 
 from pase_mtf.graph.computation_graph import Edge
 from pase_mtf.graph.configurations import Configuration
+from pase_mtf.graph.partition import ALIGNED
 
-__all__ = ["ALIGNED", "Moved", "Shards", "moved", "until_taken", "whole_bytes"]
+__all__ = ["Moved", "Shards", "moved", "until_taken", "whole_bytes"]
 
 Shards: TypeAlias = "tuple[tuple[int, int], ...]"
-
-ALIGNED = 64
-"""Bytes by which the rows of a tensor have to divide that TensorFlow slices along its first dim without a copy."""
-
 
 class Moved(NamedTuple):
     """What a device holds of a tensor as another layer reads it.

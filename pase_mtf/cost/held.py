@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pase_mtf.cost.copies import ALIGNED
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.looked_up import LookedUp
+from pase_mtf.graph.partition import ALIGNED
 
 __all__ = ["ACTIVATIONS", "BUFFERS", "MEMORY_PARTS", "AllItems", "LayerItems", "Shares", "or_rows"]
 

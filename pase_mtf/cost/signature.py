@@ -19,7 +19,7 @@ from pase_mtf.cost.rows import RowSum, row_sum_of
 from pase_mtf.cost.tables import dim_positions, positions_of
 from pase_mtf.graph.all_reduces import ITEMSIZE, at_once
 from pase_mtf.graph.computation_graph import ADDED, TOP_K, Layer, LayerOperation, Operand
-from pase_mtf.graph.layer_operation import REPEAT, SUM
+from pase_mtf.graph.layer_operation import DRAWN, REPEAT, SUM
 
 __all__ = ["FILTER_GRADIENT", "MULTIPLYING", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "counted",
            "layer_signature", "layer_signatures", "nameless", "waiting_bytes"]
@@ -70,6 +70,7 @@ class OperationSignature(NamedTuple):
       itemsizes: of its inputs.
       turned: of what does nothing but bring the dims of a tensor into another order, of each dim in that order: its
         column, its size, and its place before.
+      drawn: it draws random numbers.
     """
 
     phase: str
@@ -98,6 +99,7 @@ class OperationSignature(NamedTuple):
     itemsize: int = ITEMSIZE
     itemsizes: tuple[int, ...] = ()
     turned: tuple[tuple[int, int, int], ...] = ()
+    drawn: bool = False
 
     def sums_within(self, *, on_edges: bool, added_on_edges: bool) -> tuple[tuple[PartialSums, bool], ...]:
         """Those of `sums` that the layer pays for as such, and whether they are of gradients of weights.
@@ -201,6 +203,7 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         pending=operation.sums_pending, added=operation.sums_added, row_sum=row_sum_of(operation, position),
         gathered=operation.role == TOP_K, again=operation.summed_again, after_loop=after_loop,
         passed_on=_may_be_passed_on(operation), turned=_turned(operation, position),
+        drawn=operation.role == DRAWN,
         narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs),
         wide=kind in MULTIPLYING and all(operand.itemsize == 8 for operand in operation.inputs),
         itemsize=next((operand.itemsize for _, summed in operation.sums for operand in summed), ITEMSIZE),

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.graph.spans import Held
 
-__all__ = ["REPEAT", "ROLES", "SUM", "TOP_K", "LayerOperation", "Operand"]
+__all__ = ["DRAWN", "REPEAT", "ROLES", "SUM", "TOP_K", "LayerOperation", "Operand"]
 
 TOP_K = "top-k"
 """The role of what finds the largest elements along a dim: where that is split every device gets what all have found,
@@ -16,8 +16,10 @@ and chooses among it."""
 SUM, REPEAT = "sum", "repeat"
 """The roles of what sums (or takes the maximum, say) along dims, and of what repeats a tensor along dims: of a single
 element along these, and once, that is what is given."""
+DRAWN = "drawn"
+"""The role of random numbers: devices that share a memory share in drawing them."""
 ROLES = ("", "convolution", "filter gradient", "image gradient", "transposed convolution", "rename", "shift", TOP_K,
-         SUM, REPEAT)
+         SUM, REPEAT, DRAWN)
 """What an operation does that others of its kind do not (`LayerOperation.role`); "" for most."""
 
 

@@ -12,10 +12,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-__all__ = ["MeshImpl", "Partition", "Piece", "before_reshape", "cover", "groups", "joined", "nearest", "of_mesh",
-           "scattered", "scattered_shards", "scattered_sum", "translate", "volume", "whole", "with_partial_sums"]
+__all__ = ["ALIGNED", "MeshImpl", "Partition", "Piece", "before_reshape", "cover", "groups", "joined", "nearest",
+           "of_mesh", "scattered", "scattered_shards", "scattered_sum", "translate", "volume", "whole",
+           "with_partial_sums"]
 
 _Cell = TypeVar("_Cell")
+
+ALIGNED = 64
+"""Bytes by which the rows of a tensor have to divide that TensorFlow slices along its first dim without a copy."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,10 @@ import zlib
 from collections.abc import Callable
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.graph.layer_operation import DRAWN
 from pase_mtf.graph.partition import Partition, cover
 from pase_mtf.operations.protocols import Emitter, Lowering, Mesh
-from pase_mtf.operations.registry import Rule, add_rules
+from pase_mtf.operations.registry import Rule, add_rules, always
 
 _ops = mtf.ops
 
@@ -120,4 +121,4 @@ def _generator(op: mtf.ops.RandomOperation) -> Callable | None:
     return generate
 
 
-add_rules({_ops.RandomOperation: Rule(lower=_lower, is_random=True)})
+add_rules({_ops.RandomOperation: Rule(role=always(DRAWN), lower=_lower, is_random=True)})

@@ -9,16 +9,13 @@ from collections.abc import Hashable, Mapping
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.graph.computation_graph import TOP_K
-from pase_mtf.graph.partition import Partition, before_reshape, translate
+from pase_mtf.graph.partition import ALIGNED, Partition, before_reshape, translate
 from pase_mtf.operations.nodes import Nodes
 from pase_mtf.operations.protocols import Lowering, StockDemands, dims_of
 from pase_mtf.operations.registry import Rule, add_rules, always, elements, names_of
 from pase_mtf.operations.stock_sums import PendingSum, ReshapedSum
 
 _ops = mtf.ops
-
-_ALIGNED = 64
-"""Bytes by which the entries of a tensor have to divide that TensorFlow takes out of it without a copy."""
 
 _FEWEST_PARTS = 4
 """How many times as large as what is found a dim has to be that is split for a top-k."""
@@ -149,7 +146,7 @@ def _is_cut_in_place(operation: mtf.Operation) -> bool:
     if isinstance(operation, _ops.SliceOperation) and len(x.shape.dims) == 1:  # aligned where both of its ends are
         row *= math.gcd(operation._begin, operation._slice_dim.size)
     # Parts that are not aligned TensorFlow copies all the same.
-    return x.shape.dims[0].name in operation.unsplittable_dims and row % _ALIGNED == 0
+    return x.shape.dims[0].name in operation.unsplittable_dims and row % ALIGNED == 0
 
 
 def _cut_flops(operation: mtf.Operation) -> float:

@@ -15,7 +15,7 @@ from pase_mtf.cost.signature import layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
-from pase_mtf.graph.layer_operation import REPEAT, SUM, TOP_K
+from pase_mtf.graph.layer_operation import DRAWN, REPEAT, SUM, TOP_K
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import Block, Kernel, Timing
 from pase_mtf.machine.machine import KINDS, Link, Machine
@@ -364,7 +364,8 @@ def test_what_a_top_k_gathers_is_copied_by_elements_of_its_type():
 
 def test_random_numbers_are_drawn_once_where_memory_is_shared():
     made = Operand(("batch", "out"), (32, 64))
-    drawn = LayerOperation(0, "noise", "RandomOperation", "forward", "pointwise", 2048.0, made.dims, (), (made,))
+    drawn = LayerOperation(0, "noise", "RandomOperation", "forward", "pointwise", 2048.0, made.dims, (), (made,),
+                           role=DRAWN)
     layer = Layer("noise", "pointwise", {"batch": 32, "out": 64}, made.dims, (drawn,), ())
     choices = [WHOLE, Configuration((("", 8),)), Configuration((("batch", 4), ("", 2)))]
     shared, own = (_parts(layer, choices, _machine(shared_cores=each, overhead=1e-3)) for each in (True, False))
@@ -382,3 +383,11 @@ def test_a_product_that_is_summed_is_divided_as_the_operation_is():
     layer = Layer("dot", "normalize", {"batch": 8, "out": 64}, ("batch", "out"), (operation,), ())
     parts = _parts(layer, [Configuration((("batch", 8),))], _machine(memory_bandwidth=1e6))
     assert parts["forward"][0] == pytest.approx(4 * (3 * 64 + 64 + 1) / 1e6)
+
+
+def test_what_every_device_makes_of_nothing_is_paid_on_every_device():
+    made = Operand(("batch", "out"), (32, 64))
+    own = LayerOperation(0, "places", "Own", "forward", "pointwise", 2048.0, made.dims, (), (made,))
+    layer = Layer("places", "pointwise", {"batch": 32, "out": 64}, made.dims, (own,), ())
+    forward = _parts(layer, [WHOLE, Configuration((("", 8),))], _machine(shared_cores=True))["forward"]
+    assert forward[1] == pytest.approx(8 * forward[0])

@@ -286,7 +286,7 @@ def test_rows_that_are_cut_out_keep_what_they_are_of():
     assert largest("rows") >= 2 * whole
 
 
-def test_rows_that_are_no_longer_aligned_once_split_are_copied_and_keep_what_they_are_of():
+def test_rows_that_are_no_longer_aligned_once_split_are_copied():
     """Whole rows of 3,200 bytes, and halves, are shown; of eighths, 400 bytes, TensorFlow makes copies."""
     time, width = mtf.Dimension("time", 64), mtf.Dimension("width", 100)
 
