@@ -201,3 +201,27 @@ def test_what_happens_more_often_than_numbers_tell(files, tmp_path, where):
 def test_more_threads_than_arrays_hold(files, tmp_path):
     for threads in (1 << 70, 10 ** 400):
         refused(tmp_path, "machine", changed(files["machine"], ("unfolding_threads",), threads))
+
+
+@pytest.mark.parametrize(("where", "value"), [
+    (("layers", 0, "operations", 0, "role"), "rename"), (("layers", 0, "operations", 0, "role"), "shift"),
+    (("layers", 0, "operations", 0, "phase"), "sideways"), (("edges", 0, "phase"), "sideways"),
+    (("layers", 0, "operations", 0, "shift"), ["batch", 10 ** 400])])
+def test_graphs_that_nobody_can_price(files, tmp_path, where, value):
+    refused(tmp_path, "graph", changed(files["graph"], where, value))
+
+
+def test_a_product_that_makes_nothing(files, tmp_path):
+    data = copy.deepcopy(files["graph"])
+    product = data["layers"][0]["operations"][0]
+    product["outputs"] = []
+    del product["held"]
+    data["hash"] = _hash(data)
+    refused(tmp_path, "graph", json.dumps(data))
+
+
+def test_rows_that_are_cut_out_of_nothing(files, tmp_path):
+    data = copy.deepcopy(files["graph"])
+    data["layers"][0]["operations"][0] |= {"kind": "gather", "traffic": 0.0, "inputs": []}
+    data["hash"] = _hash(data)
+    refused(tmp_path, "graph", json.dumps(data))

@@ -31,6 +31,7 @@ VERSION = 3
 ADDED = -1
 """`LayerOperation.index` of what stands in no program: what adds a microbatch's gradient to those before."""
 _MOST_MOMENTS = 10 ** 7
+_PHASES = ("forward", "backward", "update")
 _MOST_TIMES = 2 ** 53
 """What a float tells apart: nothing happens more often in a step."""
 
@@ -252,6 +253,8 @@ def _problem(graph: ComputationGraph) -> str:
     for edge in graph.edges:
         if not (0 <= edge.source < len(names) and 0 <= edge.target < len(names)):
             return f"an edge from layer {shortened(edge.source)} to {shortened(edge.target)} of {len(names)}"
+        if edge.phase not in _PHASES:
+            return f"tensor {shortened(edge.tensor)} moves in phase {shortened(edge.phase)}"
         if not 0 <= edge.trips <= _MOST_TIMES:
             return f"tensor {shortened(edge.tensor)} moves {shortened(edge.trips)} times"
         if not set(edge.pending) <= set(graph.layers[edge.source].splittable):
@@ -292,7 +295,16 @@ def _problem_of_operation(operation: LayerOperation) -> str:
     if min(operation.flops, operation.nodes, operation.traffic, operation.broadcast_runs,
            operation.summed_again + 1) < 0:
         return f"{name} has less than no work"
-    if operation.shift and tuple(map(type, operation.shift)) != (str, int):
+    if operation.phase not in _PHASES:
+        return f"{name} is of phase {shortened(operation.phase)}"
+    if operation.role in ("rename", "shift") and (len(operation.inputs), len(operation.outputs)) != (1, 1):
+        return f"{name} is a {operation.role} of {len(operation.inputs)} tensors to {len(operation.outputs)}"
+    if operation.kind == "gather" and not operation.traffic and not operation.inputs:
+        return f"{name} cuts rows out of nothing"
+    if operation.kind == "matmul" and not operation.outputs:
+        return f"{name} is a product that makes nothing"
+    if operation.shift and not (tuple(map(type, operation.shift)) == (str, int)
+                                and abs(operation.shift[1]) <= _MOST_TIMES):
         return f"{name} shifts by {shortened(operation.shift)}"
     if operation.partial_sums and len(operation.partial_sums) != len(operation.outputs):
         return f"{name} has {len(operation.outputs)} outputs and sums of {len(operation.partial_sums)}"

@@ -17,8 +17,8 @@ class CertificateError(PaseError):
     """A certificate that does not prove what it claims."""
 
 
-# Entries of the tables of parallel edges, all together.
-_MOST_ENTRIES = 1 << 28
+# Entries of the tables of parallel edges, all together: they are added up as they are read, and never held.
+_MOST_ENTRIES = 1 << 31
 # Entries of such a table that are added up, and looked at, before the next ones: they fit a cache.
 _BAND = 1 << 16
 # Entries of a table that is read with others, and of all those together: what it takes to get at it would take longer

@@ -13,7 +13,7 @@ import numpy as np
 
 from pase_mtf.arguments import as_float
 from pase_mtf.errors import UsageError, shortened
-from pase_mtf.files import write_atomically
+from pase_mtf.files import path_of, write_atomically
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.given_bytes import byte_counts
 from pase_mtf.search.memory import least_memory, minimise_within
@@ -136,7 +136,7 @@ def plot_frontier(points: Sequence[FrontierPoint], path: str | os.PathLike[str],
     axes.legend()
     buffer = io.BytesIO()
     try:
-        figure.savefig(buffer, format=os.path.splitext(os.fspath(path))[1].lstrip(".") or "png", dpi=150)
+        figure.savefig(buffer, format=os.path.splitext(os.fspath(path_of(path)))[1].lstrip(".") or "png", dpi=150)
     except ValueError as error:
         raise UsageError(f"cannot draw {path}: {error}; end its name in .png, .svg or .pdf") from error
     write_atomically(path, buffer.getvalue())

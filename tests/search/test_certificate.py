@@ -300,3 +300,13 @@ def test_what_edges_forbid_goes_around_a_ring_many_times():
     solution = solve(network)
     assert (solution.cost, solution.optimal) == (800.0, True)
     assert check_certificate(network, solution) == 0.0
+
+
+def test_parallel_edges_between_layers_of_many_configurations():
+    size, classes = 17_000, 131
+    coarse, fine, nothing = np.arange(size) // classes, np.arange(size) % classes, np.zeros((classes, classes))
+    network = CostNetwork([np.arange(1.0, size + 1)] * 2, [
+        NetworkEdge(0, 1, nothing, coarse, coarse), NetworkEdge(0, 1, nothing, fine, fine)])
+    solution = solve(network)
+    assert (solution.cost, solution.optimal) == (2.0, True)
+    assert check_certificate(network, solution) == 0.0

@@ -463,3 +463,9 @@ def test_what_is_charged_below_the_root_makes_no_proof_easier():
     found = solve(network, memory=usage, memory_limit=limit, time_limit=600)
     assert found.cost == 1.0 or not found.optimal
     assert found.lower_bound <= 1.0
+
+
+@pytest.mark.parametrize("path", [5, b"frontier.png", None])
+def test_what_is_no_path_of_a_picture_is_said(path):
+    with pytest.raises(UsageError, match="is no path"):
+        frontier.plot_frontier([], path)
