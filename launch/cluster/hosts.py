@@ -26,6 +26,7 @@ from pase_mtf.launch.cluster.wire import (
     listen,
     split_address,
 )
+from pase_mtf.launch.console import output_that_may_go
 
 __all__ = ["JOINS_WITHIN", "RemoteTask", "is_cut_off", "join_run", "meet"]
 
@@ -399,8 +400,9 @@ def _serve(membership: Membership, connection: Connection, started: list[TaskPro
             if message.get("start") and not started:
                 started.append(start_worker(membership))
                 does = "trains on" if membership.clients == "ranks" else "serves"
-                print(f"[rank {membership.rank}] {does} {membership.devices // len(membership.tasks)} devices at "
-                      f"{membership.tasks[membership.rank]}", flush=True)
+                with output_that_may_go():  # who read it may have gone away, and the run needs these devices
+                    print(f"[rank {membership.rank}] {does} {membership.devices // len(membership.tasks)} devices at "
+                          f"{membership.tasks[membership.rank]}", flush=True)
             if type(message.get("end")) is int:
                 return message
         while passed_on < interrupts.wishes and interrupts.exit_code is not None:

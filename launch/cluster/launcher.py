@@ -181,13 +181,15 @@ def launch(resolve: Callable[[], Plan], member: Membership, interrupts: Interrup
         return _with_restarts(plan, member, others, interrupts, network)
 
 
-def _met(find: Callable[[], _T], member: Membership, interrupts: Interrupts) -> tuple[list[RemoteTask], _T]:
-    """The processes of other hosts, whose launchers come and wait meanwhile, and what was found out.
+def _met(find: Callable[[], _T], member: Membership, interrupts: Interrupts,
+         aside: bool = False) -> tuple[list[RemoteTask], _T]:
+    """The processes of other hosts, whose launchers come and wait meanwhile, and what was found out; aside, where
+    signals are only remembered, so that they need not wait for a look at a large checkpoint.
 
     Raises:
       KeyboardInterrupt: somebody wants the run to end.
     """
-    if not member.tasks:
+    if not member.tasks and not aside:
         alone = find()
         if interrupts.asked:  # which was only remembered
             raise KeyboardInterrupt
@@ -200,7 +202,13 @@ def _met(find: Callable[[], _T], member: Membership, interrupts: Interrupts) -> 
         except BaseException as error:
             found.set_exception(error)
     threading.Thread(target=run, daemon=True).start()
-    return meet(member, interrupts, ready=found), found.result()
+    if member.tasks:
+        return meet(member, interrupts, ready=found), found.result()
+    while not found.done() and not interrupts.asked:
+        time.sleep(_LOOK_EVERY)
+    if interrupts.asked:
+        raise KeyboardInterrupt
+    return [], found.result()
 
 
 def _with_restarts(plan: Plan, member: Membership, others: list[RemoteTask], interrupts: Interrupts,
@@ -224,7 +232,7 @@ def _with_restarts(plan: Plan, member: Membership, others: list[RemoteTask], int
         restarts += 1
         again = functools.partial(_again, plan, str(outcome.fault), f"restart {restarts} of {options.max_restarts}")
         try:
-            others, options = _met(again, member, interrupts)
+            others, options = _met(again, member, interrupts, True)
         except KeyboardInterrupt:
             print("interrupted before the run was started again; nothing was written after its last checkpoint",
                   file=sys.stderr)

@@ -1,11 +1,14 @@
 """What ends of processes leave behind: no folder that a run begins anew in, no process that nobody watches."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -207,3 +210,39 @@ def test_another_host_that_is_to_end_before_a_run_starts_again_does_not_say_that
     assert capsys.readouterr().err.splitlines() == [
         "[rank 1] rank 2 was killed; starting again",
         "[rank 1] interrupted before the run was started again; nothing was written after its last checkpoint"]
+
+
+def test_a_host_whose_output_nobody_reads_serves_its_devices_all_the_same(monkeypatch):
+    """At a restart its line broke the pipe: its launcher ended, and the run with it."""
+    told = iter([[{"start": True}], [{"end": 0}]])
+    wire = SimpleNamespace(messages=lambda: next(told), lost=None, close=lambda: None)
+    monkeypatch.setattr(hosts, "_check_alone", lambda member: None)
+    monkeypatch.setattr(hosts, "_knock", lambda *_: wire)
+    monkeypatch.setattr(hosts, "start_worker", lambda member: SimpleNamespace(fault=lambda: None, exit_code=None))
+    monkeypatch.setattr(hosts, "end_all", lambda processes: None)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone, contextlib.redirect_stdout(gone):
+        assert hosts.join_run(Membership(("a:1", "b:1"), 1, 2, "cpu"), 3, Interrupts()) == 0
+
+
+def test_a_signal_does_not_wait_for_a_look_at_a_large_checkpoint(monkeypatch, tmp_path):
+    """Before a restart on one computer; the third was not heeded either."""
+    over = threading.Event()
+
+    def taking_long(plan):
+        signal.raise_signal(signal.SIGTERM)
+        over.wait(20.0)
+        return plan.options
+    options = SimpleNamespace(output_dir=str(tmp_path), in_place=True, resume="auto", max_restarts=1)
+    plan = SimpleNamespace(options=options, asked=options, first_step=0)
+    monkeypatch.setattr(launcher, "_attempt", lambda *_, **__: Outcome(7, Fault(1, "was killed by SIGKILL")))
+    monkeypatch.setattr(launcher, "options_after", taking_long)
+    begin = time.monotonic()
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        try:
+            assert launcher._with_restarts(plan, Membership((), 0, 2, "cpu"), [], interrupts, None) == 143
+        finally:
+            over.set()
+    assert time.monotonic() - begin < 10.0
