@@ -125,13 +125,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     here = facts()
     here["versions"] += f", TensorFlow {tf.__version__}"
+    # Before anything is priced: without a curve there is no page.
+    results["curves"] = curves_of({name: output / f"epochs-{name}.csv" for name in CURVES}, results.get("curves", {}),
+                                  here)
     if "project" in sections:
         for row in results["steps"]:  # those that stay were predicted where the file says so far
             row.setdefault("facts", results["facts"])
-        _project(results, flags.models.split(","))
+        _project(results, list(dict.fromkeys(flags.models.split(","))))
         results["facts"] = here
-    results["curves"] = curves_of({name: output / f"epochs-{name}.csv" for name in CURVES}, results.get("curves", {}),
-                                  here)
     write_atomically(path, json.dumps(results, indent=1) + "\n")
     write_atomically(path.with_suffix(".md"), document(results))
     draw_page(results, output)

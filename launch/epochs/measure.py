@@ -61,6 +61,7 @@ class Settings:
       warmup: epochs over which the rate rises from 0.
       cap: epochs after which a run ends without its target.
       piece: most examples whose gradients are computed at once.
+      contents: tells data apart that are described alike (`Data.sample`); None: nobody looked, as in earlier files.
     """
 
     model: str
@@ -75,6 +76,7 @@ class Settings:
     warmup: float
     cap: float
     piece: int
+    contents: str | None = None
 
     def check(self) -> None:
         """Refuses what makes no sense (UsageError)."""
@@ -160,10 +162,10 @@ class RunFile:
                               "name") from error
         wanted = json.loads(self._head)
         for name in dataclasses.asdict(self._settings):
-            value = wanted[name]
-            if kept.get(name) != value:
-                raise UsageError(f"{self.path}: its runs have {name}={shortened(kept.get(name))}, not "
-                                 f"{shortened(value)}; choose another name, or give the same")
+            told, before, now = _apart(name, kept.get(name), wanted[name])
+            if before != now and not (name == "contents" and None in (before, now)):
+                raise UsageError(f"{self.path}: its runs have {told}={shortened(before, 200)}, not "
+                                 f"{shortened(now, 200)}; choose another name, or give the same")
         self._version = kept["version"]
         self.rows = {(row.batch, row.seed): row for row in rows}
 
@@ -184,6 +186,14 @@ class RunFile:
             writer.writeheader()
             writer.writerows(dataclasses.asdict(self.rows[key]) for key in sorted(self.rows))
             write_atomically(self.path, f"# {self._head}\n{text.getvalue()}")
+
+
+def _apart(name: str, before: Any, now: Any) -> tuple[str, Any, Any]:
+    """A setting, as it was and as it is; of several in one, such as sizes, the first that is not what it was."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return next(((each, before.get(each), now.get(each)) for each in (*now, *before)
+                     if before.get(each) != now.get(each)), (name, before, now))
+    return name, before, now
 
 
 def pieces_of(batch: int, most: int) -> tuple[int, int]:

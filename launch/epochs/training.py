@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +73,7 @@ class Trainer:
         graph.finalize()
         self._session = tf.Session(graph=graph, config=tf.ConfigProto(
             device_count={"GPU": 0}, intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads))
-        self._session.run(self._step.start)
+        self._run(self._step.start)
 
     def step(self, pieces: Iterator[Batch], count: int, rate: float) -> float:
         """One step of the optimizer; returns the mean loss of its batch, in nats.
@@ -85,7 +86,7 @@ class Trainer:
         step = self._step
         taken = ((step.piece, piece) for piece in itertools.islice(pieces, count))
         loss, *gradients = self._mean(taken, step.gradients)
-        self._session.run(step.update, {**dict(zip(step.sums, gradients, strict=True)), step.rate: rate})
+        self._run(step.update, {**dict(zip(step.sums, gradients, strict=True)), step.rate: rate})
         return float(loss)
 
     def loss(self, pieces: Iterable[Batch], rest: Batch | None = None) -> float:
@@ -104,11 +105,18 @@ class Trainer:
 
     def _mean(self, fed: Iterable[tuple[_Piece, Batch]], fetched: Sequence[tf.Tensor] = ()) -> list[np.ndarray]:
         """The mean loss, and the mean of what else is weighed."""
-        runs = (self._session.run([piece.weight, piece.loss, *fetched], {
+        runs = (self._run([piece.weight, piece.loss, *fetched], {
             piece.features[name]: values for name, values in examples.items()}) for piece, examples in fed)
         weight, *total = functools.reduce(lambda before, found: [
             mine + more for mine, more in zip(before, found, strict=True)], runs)
         return [values / (weight or 1.0) for values in total]  # where nothing counts all are 0, and stay so
+
+    def _run(self, fetches: Any, feed: Mapping[tf.Tensor, Any] | None = None) -> Any:
+        """Runs the graph (MemoryError: there is too little memory, of which TensorFlow has an error of its own)."""
+        try:
+            return self._session.run(fetches, feed)
+        except tf.errors.ResourceExhaustedError as error:
+            raise MemoryError(str(error).partition("\n")[0]) from error
 
     def __enter__(self) -> Trainer:
         return self

@@ -1,11 +1,13 @@
 """The page on time to a trained model: curves as they were measured, projections, pictures."""
 
 import json
+import types
 
 import pytest
 from markdown_cells import rows
 
 from benchmarks import epochs, epochs_document, epochs_plot
+from pase_mtf.epochs.step_times import StepTimes
 from pase_mtf.errors import FormatError
 
 _SETTINGS = {"data": "made up", "sizes": {"preset": "micro.json", "optimizer": "sgd"}, "examples": 64, "held_out": 16,
@@ -134,3 +136,26 @@ def test_steps_that_stay_keep_where_they_were_predicted(results, tmp_path, monke
     assert epochs.main(["--sections=project", "--models=gnmt", f"--output={tmp_path}"]) == 0
     page = (tmp_path / "epochs.md").read_text(encoding="utf-8")
     assert "Steps predicted on Chip; Python; commit abc / Other; Python, TensorFlow" in page
+
+
+def test_a_curve_that_is_missing_is_told_before_anything_is_priced(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(epochs, "ROOT", tmp_path)
+    monkeypatch.setattr(epochs, "_project", lambda *given: pytest.fail("steps were priced"))
+    assert epochs.main(["--sections=project", f"--output={tmp_path}"]) == 2
+    assert "cannot read" in capsys.readouterr().err
+
+
+def test_a_model_that_is_named_twice_is_priced_once(tmp_path, monkeypatch):
+    for name in epochs_document.CURVES:
+        (tmp_path / f"epochs-{name}.csv").write_text(
+            f"# {json.dumps(_SETTINGS)}\nbatch,seed,epochs,reached\n16,0,2.0,1\n32,0,3.0,1\n64,0,5.0,1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(epochs, "ROOT", tmp_path)
+    monkeypatch.setattr(epochs, "graph_exporter", lambda name, preset: lambda batch: None)
+    monkeypatch.setattr(epochs, "find_strategy", lambda *given, **named: types.SimpleNamespace(memory_bytes=1.0))
+    monkeypatch.setattr(epochs, "predict_steps", lambda graph_of, batch, mixes, sheet: StepTimes(
+        batch, dict.fromkeys(mixes, 0.1)))
+    assert epochs.main(["--sections=project", "--models=gnmt,gnmt", f"--output={tmp_path}"]) == 0
+    steps = json.loads((tmp_path / "epochs.json").read_text())["steps"]
+    assert [(row["model"], row["machine"]) for row in steps] == [("gnmt", "h100"), ("gnmt", "a100")]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import struct
 import threading
 import time
 import types
@@ -11,6 +12,7 @@ import pytest
 from micro_models import SIZES
 
 from pase_mtf import models
+from pase_mtf.compat import tf
 from pase_mtf.epochs.curve import EpochCurve
 from pase_mtf.errors import DataError, FormatError, UsageError
 from pase_mtf.launch.data import Source, open_data
@@ -414,3 +416,37 @@ def test_settings_that_make_no_sense_do_not_wait_for_tensorflow(preset, tmp_path
     monkeypatch.setattr(measure_command.models, "get", lambda name: pytest.fail("TensorFlow was asked for"))
     assert _measure(preset, tmp_path / "curve.csv", flag) == 2
     assert says in capsys.readouterr().err
+
+
+def test_memory_that_tensorflow_finds_missing_is_told_as_such(preset, tmp_path, monkeypatch, capsys):
+    """It has an error of its own for that."""
+    def fail(*given, **named):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[8,4096]\nmore")
+    monkeypatch.setattr(tf.Session, "run", fail)
+    assert _measure(preset, tmp_path / "curve.csv") == 4
+    assert "error: out of memory; take a smaller --preset" in capsys.readouterr().err
+
+
+def test_the_size_that_differs_is_named(tmp_path):
+    path = str(tmp_path / "curve.csv")
+    sizes = {"preset": "a_file_of_a_rather_long_name.json", "units": 128, "vocab": 512, "optimizer": "sgd",
+             "dropout": 0.0, "dtype": "float32"}
+    before = dataclasses.replace(_SETTINGS, sizes=sizes)
+    RunFile(path, before).add(Measured(8, 0, 1.5, 1, 0.9, 12, 0.1, 3.25))
+    for name, value, told in (("units", 256, "units=128, not 256"),
+                              ("optimizer", "adam", "optimizer='sgd', not 'adam'")):
+        with pytest.raises(UsageError, match=f"its runs have {told}; choose another name"):
+            RunFile(path, dataclasses.replace(before, sizes={**sizes, name: value}))
+
+
+def test_other_data_that_are_described_alike_are_refused(preset, tmp_path, capsys):
+    path, folder = tmp_path / "curve.csv", tmp_path / "data"
+    folder.mkdir()
+    (folder / "train-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x801, 80) + bytes(80))
+    flags = [f"--data={folder}", "--examples=40", "--held_out=16", "--cap=0.1", "--batches=8"]
+    for shade, seeds, code in ((0, "0", 0), (200, "0,1", 2)):
+        pixels = bytes([shade]) * (80 * 12 * 12)
+        (folder / "train-images-idx3-ubyte").write_bytes(struct.pack(">4I", 0x803, 80, 12, 12) + pixels)
+        assert _measure(preset, path, *flags, f"--seeds={seeds}") == code
+    assert "its runs have contents=" in capsys.readouterr().err
+    assert len(EpochCurve.load(path).runs) == 1
