@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib import rc_context
@@ -90,13 +90,18 @@ class Row:
 
     def predicted(self, arm: str = "search") -> float | None:
         """The speedup over data parallelism that was predicted."""
-        mine, base = (self.arm(name).get("predicted_ms") for name in (arm, "data_parallel"))
+        mine, base = (_predicted_ms(self.arm(name)) for name in (arm, "data_parallel"))
         return base / mine if mine and base else None
 
     def in_paper(self, arm: str = "search") -> float | None:
         """The speedup over data parallelism of the paper's Figure 6."""
         row = FIGURE_6.get(self.cluster, {}).get(self.model, {}).get(_IN_PAPER.get(arm, ""))
         return row[DEVICES.index(self.devices)] if row and self.devices in DEVICES else None
+
+
+def _predicted_ms(found: Mapping[str, Any]) -> float | None:
+    """Of a step: as it was simulated, by which strategies are judged, or else the sum of costs; None: unknown."""
+    return found.get("simulated_ms") or found.get("predicted_ms")
 
 
 def _number(value: float | None, form: str = ".2f", unit: str = "×") -> str:
@@ -127,7 +132,7 @@ def _main_table(rows: Sequence[Row]) -> str:
         body.append([row.cluster, row.model, row.devices, *(_cell(row, arm) for arm in _ARMS),
                      f"**{_number(row.speedup('search'))}**", _number(row.predicted()), _number(row.in_paper()),
                      _number(row.speedup("search", _PLAIN)),
-                     *(_number(row.arm(arm).get("predicted_ms"), ",.0f", "")
+                     *(_number(_predicted_ms(row.arm(arm)), ",.0f", "")
                        for arm in ("data_parallel", "search")),
                      "**differ**" if row.summary.get("disagreement") else "equal", row.facts["processor"],
                      row.facts["commit"]])
@@ -183,7 +188,8 @@ def _notes(rows: Sequence[Row]) -> str:
                  for row in rows for when, why in row.failed.items()]
     return (f"Milliseconds a step: medians of {' or '.join(map(str, steps))} steps ± half the distance of the "
             "quartiles (preset tiny, synthetic data), arms of the launcher in turns, MultiWorkerMirroredStrategy "
-            "half of its steps before them, half after. “(same)”: the very strategy of another arm, trained once. All "
+            "half of its steps before them, half after. “(same)”: the very strategy of another arm, trained once. "
+            "Predicted are simulated steps, by which strategies are judged, not sums of costs. All "
             f"hosts of a row share the cores of one computer ({'; '.join(facts)}; {'; '.join(versions)}), whose load "
             f"over a minute was {min(loads):.1f} to {max(loads):.1f} meanwhile, of which the workers are a part: "
             "with other work beside it a computing worker is slower than when its link was chosen, and a link is not."

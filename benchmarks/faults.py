@@ -325,8 +325,11 @@ def document(measured: dict[str, Any]) -> str:
     missing = [fault for fault in measured.get("faults", ()) if fault not in told]
     untried = f"Not tried yet, of {len(missing) + len(told)}: {'; '.join(missing)}. " if missing else ""
     return (f"# What survives\n\n{body}\n\n{untried}AlexNet with 3,114 parameters on two virtual devices, a checkpoint "
-            f"every step. Survived: exit code and files as they should be, no traceback, and `--resume` went on at the "
-            "last whole checkpoint with the losses that the ended run had or would have had. "
+            "every step (every 20 where the disk is full); runs that are struck at a random moment of a stage have "
+            "everything else at its default, those over processes one device in each, and a checkpoint every 5 steps. "
+            "Survived: exit code and files as they should be, no traceback, and `--resume` went on at the last whole "
+            "checkpoint with the losses that the ended run had or would have had; of a stage, the same command ran "
+            "through afterwards, and losses were not compared. "
             + " / ".join(f"{place}, commit {', '.join(commits)}" for place, commits in where.items())
             + ". Reproduce with `python -m benchmarks.faults`.\n")
 

@@ -178,12 +178,14 @@ def headline(rows: Mapping[str, ArmRow], chosen: Chosen, elsewhere: bool = False
       elsewhere: whether predicted times are of other devices than measured ones.
     """
     row = next(iter(rows.values()))
-    parallel = next((other for name, other in rows.items() if is_called(name, "data_parallel")), None)
-    said = []
+    called = next((name for name in rows if is_called(name, "data_parallel")), "data_parallel")
+    # Where the batch does not split over all devices the name says over how many it does, while the others idle.
+    over = called.removeprefix("data_parallel").replace("_", " over ")
+    parallel, base, said = rows.get(called), "data parallelism" + (f"{over} devices" if over else ""), []
     if row["speedup_over_data_parallel"] is not None:
-        said.append(f"{row['speedup_over_data_parallel']:.2f}× data parallelism, measured")
+        said.append(f"{row['speedup_over_data_parallel']:.2f}× {base}, measured")
     elif parallel is not None and (ratio := _predicted_ratio(parallel, row)) is not None:
-        said.append(f"{ratio:.2f}× data parallelism, predicted")
+        said.append(f"{ratio:.2f}× {base}, predicted")
     if isinstance(chosen, Pipeline):
         if chosen.search["pairs"]:
             simulated = f"{chosen.search['simulated']} pipelines simulated"

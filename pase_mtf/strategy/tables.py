@@ -73,7 +73,8 @@ def alternatives_table(priced: PricedNetwork, layer: int, assignment: Sequence[i
       most: how many to show, best first; the chosen one is always among them.
       why_not: says why one that seems to cost no more than the chosen one was not taken, by its index.
     """
-    rows = [(_cost_of_choice(priced, layer, choice, assignment), choice)
+    near = [number for number, edge in enumerate(priced.graph.edges) if layer in (edge.source, edge.target)]
+    rows = [(_cost_of_choice(priced, layer, choice, assignment, near), choice)
             for choice in range(len(priced.configurations[layer]))]
     rows.sort(key=lambda row: (row[0].total, row[1] != assignment[layer]))
     own = next(row for row in rows if row[1] == assignment[layer])
@@ -90,12 +91,13 @@ def alternatives_table(priced: PricedNetwork, layer: int, assignment: Sequence[i
             + _table(head, body, "lrrrrrl"))
 
 
-def _cost_of_choice(priced: PricedNetwork, layer: int, choice: int, assignment: Sequence[int]) -> LayerSeconds:
-    """What a layer costs under a configuration, together with all that moves to it and from it."""
+def _cost_of_choice(priced: PricedNetwork, layer: int, choice: int, assignment: Sequence[int],
+                    near: Sequence[int]) -> LayerSeconds:
+    """What a layer costs under a configuration, together with all that moves to it and from it, over these edges."""
     chosen = [*assignment]
     chosen[layer] = choice
-    between = sum(priced.edge_cost(number, chosen[edge.source], chosen[edge.target])
-                  for number, edge in enumerate(priced.graph.edges) if layer in (edge.source, edge.target))
+    ends = ((number, priced.graph.edges[number]) for number in near)
+    between = sum(priced.edge_cost(number, chosen[edge.source], chosen[edge.target]) for number, edge in ends)
     return seconds_by_kind(priced.layer_parts(layer, choice), between)
 
 

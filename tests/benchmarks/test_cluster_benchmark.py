@@ -294,3 +294,14 @@ def test_what_the_system_refuses_is_one_line(tmp_path, monkeypatch, capsys):
         ["sh", "-c", "echo Operation not supported >&2; exit 2"] if "bridge" in command else ["true"], **how))
     assert cluster.main(["--models=alexnet", "--clusters=2080ti", f"--output={tmp_path}"]) == 2
     assert "type bridge: Operation not supported" in capsys.readouterr().err
+
+
+def test_what_is_predicted_of_a_cluster_is_the_simulated_step():
+    """The sum of costs, in which nothing overlaps, stood beside what was measured; simulated steps had judged."""
+    row = _row()
+    row.summary["arms"]["search"]["simulated_ms"] = 50.0
+    row.summary["arms"]["data_parallel"]["simulated_ms"] = 300.0
+    assert row.predicted() == 6.0
+    (cells,) = (cells for cells in rows(document([row])) if cells[:3] == ["2080ti", "alexnet", "4"])
+    assert cells[10] == "6.00×"
+    assert cells[13:15] == ["300", "50"]

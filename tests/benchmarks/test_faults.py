@@ -227,3 +227,11 @@ def test_a_run_ends_with_the_benchmark(monkeypatch, tmp_path):
     finally:
         started[0].kill()
         started[0].communicate()
+
+
+def test_the_page_says_which_runs_wrote_a_checkpoint_how_often():
+    """It said "every step" of runs over processes, and of those with everything at its default."""
+    row = {"fault": "kill -9", "tries": 1, "survived": 1, "found": "went on", "where": "here"}
+    text = faults.document({"rows": [row]})
+    assert f"a checkpoint every {fault_clusters._EVERY} steps" in text
+    assert "losses were not compared" in text

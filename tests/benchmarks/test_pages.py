@@ -166,3 +166,8 @@ def test_the_page_of_pipelines_says_how_much_more_is_predicted_of_recurrent_laye
     text = (repository / "docs" / "pipelines.md").read_text(encoding="utf-8")
     most = max(float(row[-1]) for row in rows(text) if row[0] in ("gnmt", "rnnlm") and len(row) == 7)
     assert f"Of recurrent layers up to {100 * (most - 1):.0f} % more is predicted" in " ".join(text.split())
+
+
+def test_graphs_that_were_fuzzed_were_not_all_refused(repository):
+    rows = {row[0]: row for row in _read(repository / "docs" / "benchmarks" / "fuzz.json")["rows"]}
+    assert rows["graph"][3] > 20  # taken and used

@@ -305,3 +305,31 @@ def test_an_arm_with_the_same_strategy_is_divided_as_the_one_that_was_trained(ro
 def test_a_file_whose_name_begins_with_an_underscore_is_in_the_legend():
     legend = draw_losses(_history(search=[9, 8], _best=[9, 8])).axes[0].get_legend()
     assert [text.get_text().strip() for text in legend.get_texts()] == ["search", "_best"]
+
+
+def test_a_headline_says_over_how_many_devices_data_parallelism_was(rows):
+    """Where the batch does not split over all devices the others idled, and nobody was told."""
+    rows = {"data_parallel_4" if name == "data_parallel" else name: row for name, row in rows.items()}
+    strategy = SimpleNamespace(search={"optimal": True, "gap": 0.0})
+    assert headline(rows, strategy).startswith("2.50× data parallelism over 4 devices, measured, ")
+    predicted = {name: {**row, "measured_ms": None, "speedup_over_data_parallel": None} for name, row in rows.items()}
+    assert headline(predicted, strategy).startswith("2.37× data parallelism over 4 devices, predicted, ")
+
+
+def test_the_edges_of_a_graph_are_read_once_for_the_alternatives_of_a_layer():
+    """They were read for every configuration: 96 million edges for the picture of the transformer on 64 devices."""
+    read = []
+
+    class Counted(tuple):
+        __slots__ = ()
+
+        def __iter__(self):
+            read.append(1)
+            return super().__iter__()
+
+    found = find_strategy(perceptron(), 8, "1080ti")
+    graph = found._priced.graph
+    priced = dataclasses.replace(found._priced, graph=dataclasses.replace(graph, edges=Counted(graph.edges)))
+    read.clear()
+    assert dataclasses.replace(found, _priced=priced).explain(1) == found.explain(1)
+    assert len(read) == 1
