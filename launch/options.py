@@ -170,10 +170,9 @@ class Options:
             self.machine.endswith(".json") or os.sep in self.machine))
         return self.prices == "measured" and not of_file
 
-    @property
-    def may_allow_more(self) -> bool:
+    def may_allow_more(self, machine: Machine) -> bool:
         """Whether a larger --memory_limit may help: no more is trained than a device of the machine holds."""
-        return self.search_only or parse_bytes(self.memory_limit) is not None
+        return self.search_only or self.bytes_per_device(machine) < machine.memory_bytes
 
     def bytes_per_device(self, machine: Machine) -> float:
         """--memory_limit in bytes."""
@@ -210,16 +209,17 @@ class Options:
                 check_whole_path("--resume", self.resume)
 
     def _check_replaces_none(self) -> None:
-        """Raises UsageError where a run in its own folder would write over a file that it compares with."""
+        """Raises UsageError where a run in its own folder would write over a file that it trains or compares with."""
         first, *others = self.arms
         staged = first.method == PIPELINE
-        written = {"pipeline.json" if staged else "strategy.json"}
+        own, beside = {"pipeline.json" if staged else "strategy.json"}, set[str]()
         if any(arm.method == PIPELINE and not arm.argument for arm in others):
-            written.add("searched_pipeline.json" if staged else "pipeline.json")
-        places = {os.path.realpath(os.path.join(self.output_dir or "", name)) for name in written}
-        for arm in others:
+            beside.add("searched_pipeline.json" if staged else "pipeline.json")
+        # What is trained is written to its own file again, as it is.
+        for flag, arm, written in (("strategy", first, beside), *(("compare", arm, own | beside) for arm in others)):
+            places = {os.path.realpath(os.path.join(self.output_dir or "", name)) for name in written}
             if arm.method in ("file", PIPELINE) and arm.argument and os.path.realpath(arm.argument) in places:
-                raise UsageError(f"--compare={arm.argument}: this run replaces it, as it goes on in that folder; copy "
+                raise UsageError(f"--{flag}={arm.argument}: this run replaces it, as it goes on in that folder; copy "
                                  "it elsewhere first, or name another --output_dir")
 
     def check_values(self) -> None:

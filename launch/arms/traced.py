@@ -136,5 +136,6 @@ def _kind(node: str, work: Work, operation: str) -> str:
     if RESHARDING in words:
         return "copying" if operation in _COPYING else "resharding"
     if ALL_REDUCE in words:
-        return "all-reduce" if work.phase == "forward" else "gradient all-reduce"
+        # A sum is made for who reads it first: of gradients of weights that is the update, of others the backward pass.
+        return "gradient all-reduce" if work.phase == "update" else "all-reduce"
     return "kernels"

@@ -158,7 +158,7 @@ def fitting_program(plan: Plan, machine: Machine) -> Fitting:
     tried = {chosen(counts): priced for counts, priced in known.items()}
     best = min(tried, key=lambda choice: (tried[choice].seconds, choice.microbatches, len(choice.blocks)))
     if math.isinf(tried[best].seconds):
-        raise InfeasibleError(_nothing_fits(plan, limit, pieces, names, math.isinf(bound)))
+        raise InfeasibleError(_nothing_fits(plan, limit, pieces, names, math.isinf(bound), machine))
     return Fitting(best, options.microbatch_count is None, None if names is None else len(names), tried, bound,
                    tried[best].seconds, limit, options.prices == "measured")
 
@@ -174,7 +174,8 @@ def _fewest_examples(plan: Plan) -> int:
     return plan.devices.count if plan.options.arms[0].method in BY_BATCH else 1
 
 
-def _nothing_fits(plan: Plan, limit: float, pieces: Sequence[int], blocks: Sequence[str] | None, proven: bool) -> str:
+def _nothing_fits(plan: Plan, limit: float, pieces: Sequence[int], blocks: Sequence[str] | None, proven: bool,
+                  machine: Machine) -> str:
     """Why there is no program, and what to do.
 
     Args:
@@ -183,6 +184,7 @@ def _nothing_fits(plan: Plan, limit: float, pieces: Sequence[int], blocks: Seque
       pieces: the numbers of microbatches that were offered.
       blocks: that might have been computed again; None: that was not open.
       proven: whether it is; else none was found in the time that there is.
+      machine: the devices.
     """
     options, flags, scope = plan.options, list[str](), list[str]()
     if options.microbatch_count is None:
@@ -195,7 +197,7 @@ def _nothing_fits(plan: Plan, limit: float, pieces: Sequence[int], blocks: Seque
         first = "" if all(len(choice) == 1 for choice in choices_of(blocks)) else ", the first of each kind first,"
         scope.append(f"whichever of {len(blocks)} blocks{first} are computed again")
     found = "no strategy keeps" if proven else "no strategy was found that keeps"
-    *others, last = [*_remedies(plan), *(["a larger --memory_limit"] if options.may_allow_more else [])]
+    *others, last = [*_remedies(plan), *(["a larger --memory_limit"] if options.may_allow_more(machine) else [])]
     return (f"{' '.join(flags)}: {found} to {bytes_text(limit)} per device {', '.join(scope)}; take "
             f"{', '.join(others)}, or {last}")
 

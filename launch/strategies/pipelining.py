@@ -92,14 +92,16 @@ def _find(plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: fl
             return find_measured_pipeline(graphs, sources, prices.meter, schedule=plan.options.schedule,
                                           memory_limit=within, seconds=share_of(until, 1.0), progress=Telling())
         except NoPipelineError as error:
-            advice = _to_fit(plan, max(graphs) if error.splits else 0) if error.limited else "leave out pipeline"
+            most = max(graphs) if error.splits else 0
+            advice = _to_fit(plan, machine, most) if error.limited else "leave out pipeline"
             raise InfeasibleError(f"{error.reason}; {advice}", proven=error.proven) from error
 
 
-def _to_fit(plan: Plan, most: int) -> str:
+def _to_fit(plan: Plan, machine: Machine, most: int) -> str:
     """What to do where no pipeline keeps to the limit, as flags: more microbatches than so many, if any, among it."""
     more = f"more --microbatches than {most}, " if 0 < most < plan.options.batch else ""
-    larger = f"a larger --memory_limit than {plan.options.memory_limit}, " if plan.options.may_allow_more else ""
+    limit, allowed = plan.options.memory_limit, plan.options.may_allow_more(machine)
+    larger = f"a larger --memory_limit than {limit}, " if allowed else ""
     return f"take {larger}{more}a smaller --batch or --preset, or more devices"
 
 

@@ -492,7 +492,7 @@ def _full_name(device: str) -> str:
     Raises:
       UsageError: a name without a job, a replica and a task.
     """
-    spec = tf.DeviceSpec.from_string(device)
+    (spec,) = device_specs([device])
     if None in (spec.job, spec.replica, spec.task, spec.device_type, spec.device_index):
         raise UsageError(f"device {device!r}: between processes devices have full names, such as "
                          "'/job:worker/replica:0/task:1/device:CPU:0'")

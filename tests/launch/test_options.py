@@ -366,3 +366,15 @@ def test_a_run_in_its_own_folder_replaces_no_file_that_it_compares_with(finished
         with pytest.raises(UsageError, match=r"strategy\.json: this run replaces it"):
             parse_command_line([*flags, f"--output_dir={run}", compare])
     assert parse_command_line([f"--resume={run}", f"--output_dir={tmp_path / 'other'}", compare]).arms[1].name
+
+
+def test_a_run_in_its_own_folder_replaces_no_pipeline_that_it_trains(finished, tmp_path):
+    """What is searched beside it is kept under the name that the file has."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    path = run / "searched_pipeline.json"
+    path.write_text(json.dumps({"format": "pase_mtf.pipeline", "version": 1}))
+    flags = [f"--resume={run}", f"--output_dir={run}", f"--strategy={path}"]
+    with pytest.raises(UsageError, match=r"--strategy=.*searched_pipeline\.json: this run replaces it"):
+        parse_command_line([*flags, "--compare=pipeline"])
+    assert parse_command_line([*flags, "--compare=none"]).arms[0].name == "searched_pipeline"

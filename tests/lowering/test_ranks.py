@@ -383,3 +383,9 @@ def test_the_devices_of_a_rank_may_be_named_in_any_order():
 def test_a_rank_of_what_is_no_device(make):
     with pytest.raises(UsageError, match="no name of a device"):
         make()
+
+
+def test_what_is_no_device_among_those_of_a_lowering():
+    devices = cluster_devices(2, 1)
+    with tf.Graph().as_default(), pytest.raises(UsageError, match="no name of a device"):
+        RankEmitter([*devices, "nix%"], Rank((devices[0],)))

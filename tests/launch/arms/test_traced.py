@@ -30,7 +30,7 @@ def test_what_nodes_are_made_for():
         "step")
     assert [(one.kind, one.phase, one.layer, one.device) for one in step.slices] == [
         ("kernels", "forward", "dense", 0), ("all-reduce", "forward", "dense", 0),
-        ("resharding", "backward", "inner", 1), ("gradient all-reduce", "backward", "inner", 1)]
+        ("resharding", "backward", "inner", 1), ("all-reduce", "backward", "inner", 1)]
     np.testing.assert_allclose([(one.begin, one.end) for one in step.slices],
                                np.array([(0, 200), (200, 300), (300, 400), (400, 500)]) * 1e-9, atol=1e-15)
     assert step.devices == 2
@@ -67,3 +67,12 @@ def test_a_tenth_of_a_microsecond_is_told_on_the_clock_of_a_computer():
     node.all_start_nanos = now
     one, = traced_slices(_metadata(CPU_0=[node]), {"einsum": Work("dense", "forward")}, {"CPU:0": 0}, since=now)
     np.testing.assert_allclose((one.begin, one.end), (1e-7, 2e-7), rtol=1e-9)
+
+
+def test_only_gradients_of_weights_are_called_so():
+    """What the backward pass hands on is summed in it; in simulated steps that is an all-reduce as any other."""
+    metadata = _metadata(CPU_0=[_node(f"{phase}/all_reduce/AddN", "AddN", begin, begin + 1)
+                                for begin, phase in enumerate(("forward", "backward", "update"))])
+    works = {phase: Work("dense", phase) for phase in ("forward", "backward", "update")}
+    assert [one.kind for one in traced_slices(metadata, works, {"CPU:0": 0})] == [
+        "all-reduce", "all-reduce", "gradient all-reduce"]

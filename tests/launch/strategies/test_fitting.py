@@ -14,6 +14,7 @@ from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.reports.fitting import Choice, Fitting
 from pase_mtf.launch.strategies import fitting
 from pase_mtf.launch.strategies.fitting import cheapest_counts, fitting_program
+from pase_mtf.machine.machine import Machine
 from pase_mtf.models.blocks import blocks_of, choices_of, sets_of
 from pase_mtf.strategy.within import Priced, StrategiesWithin
 
@@ -237,7 +238,8 @@ def test_lines_by_rates_are_not_drawn_beside_one_by_measured_kernels(monkeypatch
     (7, "whichever of 7 blocks, the first of each kind first, are computed again")])
 def test_sets_of_blocks_that_were_not_offered_are_not_ruled_out(count, says):
     names = [f"mixed{number}" for number in range(1, count + 1)]
-    assert says in fitting._nothing_fits(_plan("alexnet", "1", 4, recompute="auto"), 1e3, (1,), names, True)
+    assert says in fitting._nothing_fits(_plan("alexnet", "1", 4, recompute="auto"), 1e3, (1,), names, True,
+                                              Machine.load("1080ti"))
 
 
 def test_a_larger_limit_than_a_device_has_is_no_advice():
@@ -245,4 +247,12 @@ def test_a_larger_limit_than_a_device_has_is_no_advice():
     for search_only, last in ((False, "a smaller --batch or --preset, or more devices"),
                               (True, "more devices, or a larger --memory_limit")):
         plan = _plan("alexnet", "1", 4, microbatches="auto", search_only=search_only)
-        assert fitting._nothing_fits(plan, 1e3, (1,), None, True).endswith(last)
+        assert fitting._nothing_fits(plan, 1e3, (1,), None, True, Machine.load("1080ti")).endswith(last)
+
+
+def test_a_larger_limit_is_advice_only_below_what_a_device_holds():
+    machine = Machine.load("1080ti")
+    for limit, larger in (("1GB", True), (str(int(machine.memory_bytes)), False), ("100GB", False)):
+        plan = _plan("alexnet", "1", 4, microbatches="auto", memory_limit=limit)
+        text = fitting._nothing_fits(plan, 1e3, (1,), None, True, machine)
+        assert ("larger --memory_limit" in text) == larger
