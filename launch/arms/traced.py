@@ -137,5 +137,6 @@ def _kind(node: str, work: Work, operation: str) -> str:
         return "copying" if operation in _COPYING else "resharding"
     if ALL_REDUCE in words:
         # A sum is made for who reads it first: of gradients of weights that is the update, of others the backward pass.
+        # (What an update sums besides, the means of Adafactor, is called so, too.)
         return "gradient all-reduce" if work.phase == "update" else "all-reduce"
     return "kernels"

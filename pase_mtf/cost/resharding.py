@@ -64,7 +64,8 @@ class Reshardings:
         message a latency; and what is sliced for others and concatenated (`cost.slicing`). On shared cores: what is
         sliced or concatenated is copied (read and written) once for all devices that need it; every slice and
         concatenation costs an operation, every block sent (by reference) a latency. Where Mesh-TF itself does it there
-        (`stock`), every device concatenates for itself, out of blocks that went round a ring, and slices for itself.
+        (`stock`), every device concatenates for itself, out of blocks that went round a ring, and slices for itself; on
+        real devices it is these rings, axis by axis, that take the place of what is fetched.
 
         Args:
           source: R shardings of the tensor where it is made.
@@ -85,7 +86,8 @@ class Reshardings:
         if not self.stock:
             return self.seconds_apart(_sharded(source), _sharded(target), nbytes)
         copied = self._copied_seconds(_sharded(source), _sharded(target), nbytes)
-        return copied + _handed_round_seconds(source, target, nbytes, self.machine)
+        total: np.ndarray = copied + _handed_round_seconds(source, target, nbytes, self.machine)
+        return total
 
     def critical_path_seconds(self, source: Sharded, target: Sharded, nbytes: float) -> np.ndarray:
         """Seconds in which the critical-path device is sent what it needs, on devices of their own.
@@ -208,8 +210,9 @@ def _handed_round_seconds(source: DistinctShardings, target: DistinctShardings, 
         *((link.bandwidth, link.latency) for link in machine.links), strict=True))
 
     def level(reach: np.ndarray) -> np.ndarray:
-        found: np.ndarray = np.searchsorted([link.devices for link in machine.links], reach)
-        return np.minimum(found, len(machine.links) - 1)
+        found: np.ndarray = np.minimum(np.searchsorted([link.devices for link in machine.links], reach),
+                                       len(machine.links) - 1)
+        return found
 
     forward = (members - 1) // 2
     backward = members - 1 - forward

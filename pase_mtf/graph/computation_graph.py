@@ -19,7 +19,7 @@ from pase_mtf.errors import FormatError, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.fields import EdgeFields, GraphFields, LayerFields, OperandFields
-from pase_mtf.graph.layer_operation import ROLES, TOP_K, LayerOperation, Operand
+from pase_mtf.graph.layer_operation import DRAWN, ROLES, TOP_K, LayerOperation, Operand
 from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.graph.plain import from_plain, keys_of, once, to_plain, unhashed_keys
 from pase_mtf.graph.spans import Held, HeldCopy, read_spans
@@ -299,6 +299,13 @@ def _problem_of_operation(operation: LayerOperation) -> str:
         return f"{name} is of phase {shortened(operation.phase)}"
     if operation.role in ("rename", "shift") and (len(operation.inputs), len(operation.outputs)) != (1, 1):
         return f"{name} is a {operation.role} of {len(operation.inputs)} tensors to {len(operation.outputs)}"
+    if (operation.role == DRAWN or operation.index == ADDED) and len(operation.outputs) != 1:
+        return f"{name} draws or adds up {len(operation.outputs)} tensors"
+    if operation.role == TOP_K and not (operation.inputs and operation.outputs):
+        return f"{name} finds the largest of nothing"
+    if operation.role in ("filter gradient", "image gradient", "transposed convolution") and (
+            len(operation.inputs) < 2 or not operation.outputs):
+        return f"{name} is a {operation.role} of {len(operation.inputs)} tensors to {len(operation.outputs)}"
     if operation.kind == "gather" and not operation.traffic and not operation.inputs:
         return f"{name} cuts rows out of nothing"
     if operation.kind == "matmul" and not operation.outputs:
@@ -370,6 +377,8 @@ def _operation(data: Mapping[str, Any], known: dict[object, object]) -> LayerOpe
     name_of = {key: name for name, key in keys_of(LayerOperation).items()}
     return LayerOperation(**{
         **{name_of[key]: value for key, value in data.items()},
+        # Earlier files have no such role.
+        "role": DRAWN if data["type"] == "RandomOperation" and data["kind"] != "none" else data.get("role", ""),
         **{name: once(data[name], known) for name in ("dims", "reduced", "shift")},
         "partial_sums": tuple(once(dims, known) for dims in data["partial_sums"]),
         "pending_outputs": tuple(data.get("handed_on", ())), "added_outputs": tuple(data.get("added_on", ())),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -121,8 +122,9 @@ def _settings(value: object) -> Iterator[object]:
 
 
 def _numbers(value: object, depth: int = 0, seen: set[int] | None = None) -> Iterator[int]:
-    """The integers that a value holds, and other numbers without their fractions. What functions find by name is looked
-    at anew, however deep they lie, once for every function (`seen`)."""
+    """The integers that a value holds, and of other numbers the next integers away from 0: a place is below 7.5 where
+    it is below 8. What functions find by name is looked at anew, however deep they lie, once for every function
+    (`seen`)."""
     seen = set() if seen is None else seen
     if depth > 5 or isinstance(value, (bool, str, bytes, mtf.Tensor)):
         return
@@ -138,11 +140,12 @@ def _numbers(value: object, depth: int = 0, seen: set[int] | None = None) -> Ite
     elif isinstance(value, (int, np.integer)):
         yield int(value)
     elif isinstance(value, (float, np.floating)):
-        if np.isfinite(value):  # places are compared with such numbers, too
-            yield _Kept(value)
+        if math.isfinite(value):  # places are compared with such numbers, too
+            yield _Kept(math.ceil(abs(value)))
     elif isinstance(value, np.ndarray):
         if value.dtype.kind in "iuf":
-            yield from map(_Kept, np.unique(value[np.isfinite(value)]).tolist())
+            finite = value[np.isfinite(value)]
+            yield from map(_Kept, np.unique(np.ceil(np.abs(finite)) if value.dtype.kind == "f" else finite).tolist())
     elif isinstance(value, (slice, range)):
         yield from map(_Kept, _numbers((value.start, value.stop, value.step), depth + 1, seen))
     elif isinstance(value, (list, tuple, set, frozenset)):

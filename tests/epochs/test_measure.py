@@ -450,3 +450,12 @@ def test_other_data_that_are_described_alike_are_refused(preset, tmp_path, capsy
         assert _measure(preset, path, *flags, f"--seeds={seeds}") == code
     assert "its runs have contents=" in capsys.readouterr().err
     assert len(EpochCurve.load(path).runs) == 1
+
+
+def test_data_that_a_decoder_rounds_otherwise_are_the_same(tmp_path):
+    path = str(tmp_path / "curve.csv")
+    seen = dataclasses.replace(_SETTINGS, contents=[0.5, 3.0])
+    RunFile(path, seen).add(Measured(8, 0, 1.5, 1, 0.9, 12, 0.1, 3.25))
+    assert RunFile(path, dataclasses.replace(seen, contents=[0.5001, 3.0])).rows
+    with pytest.raises(UsageError, match="its runs have contents="):
+        RunFile(path, dataclasses.replace(seen, contents=[0.6, 3.0]))

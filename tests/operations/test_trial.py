@@ -217,6 +217,11 @@ class _ByFloat(own.Same):
         self._set(lowering, lambda t: t * tf.cast(tf.cast(tf.range(t.shape[-1]), tf.float32) < 19.5, t.dtype))
 
 
+class _ByFraction(own.Same):
+    def lower(self, lowering):
+        self._set(lowering, lambda t: t * tf.cast(tf.cast(tf.range(t.shape[-1]), tf.float32) < 7.5, t.dtype))
+
+
 class _ByArrayOfFloats(own.Same):
     def __init__(self, x):
         super().__init__(x)
@@ -303,9 +308,9 @@ class _ByClassOfObject(_ByObject):
         self._settings = _Places()
 
 
-@pytest.mark.parametrize("cls", [_ByName, _ByHelper, _ByClass, _ByArray, _ByFloat, _ByArrayOfFloats, _ByHelperOfHelper,
-                                 _ByLongArray, _ByCall, _ByModule, _ByObject, _ByObjectOfItsSize,
-                                 _ByDimOfObject, _ByClassOfObject])
+@pytest.mark.parametrize("cls", [
+    _ByName, _ByHelper, _ByClass, _ByArray, _ByFloat, _ByFraction, _ByArrayOfFloats, _ByHelperOfHelper, _ByLongArray,
+    _ByCall, _ByModule, _ByObject, _ByObjectOfItsSize, _ByDimOfObject, _ByClassOfObject])
 def test_numbers_that_stand_beside_the_text_of_a_class_are_not_taken_for_granted(cls):
     """With a width of 8 all would be before place 20, and a split of the width come out right."""
     with tf.Graph().as_default():
