@@ -141,7 +141,7 @@ def _numbers(value: object, depth: int = 0, seen: set[int] | None = None) -> Ite
         yield int(value)
     elif isinstance(value, (float, np.floating)):
         if math.isfinite(value):  # places are compared with such numbers, too
-            yield _Kept(math.ceil(abs(value)))
+            yield _Kept(math.ceil(abs(float(value))))
     elif isinstance(value, np.ndarray):
         if value.dtype.kind in "iuf":
             finite = value[np.isfinite(value)]
