@@ -197,7 +197,8 @@ def document(data: dict[str, Any]) -> str:
         machines = ", ".join(sorted({entry["machine"] for entry in having("predicted").values()}))
         parts.append(
             f"## Predicted, full size\n\n8 devices, machine {machines}. Every layout on the graph that the program "
-            "builds for it. “Per layer”: the best strategy for `pase_mtf.lower`.\n\n"
+            "builds for it. “Per layer”: the best strategy for `pase_mtf.lower`. What holds of commits above holds "
+            "here.\n\n"
             + _predictions(having("predicted")) + "\n\n" + _predicted_verdict(having("predicted")))
     if having("search") and having("predicted"):
         parts.append(

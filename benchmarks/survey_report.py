@@ -183,7 +183,8 @@ def document(data: Mapping[str, Any]) -> str:
         + _times(entries)
         + f"\n\n### Predicted\n\nFull size, machine {' / '.join(machines)}: a step and the memory of the fullest "
         "device. auto_mtf is given the meshes `a:2;b:4` and `a:4;b:4`. Our layouts and own ones have been lowered by "
-        "every operation's own `lower`, for shapes.\n\n" + _predictions(entries)
+        "every operation's own `lower`, for shapes. Up to commit 73153e21 sums that Mesh-TF does not cut into pieces, "
+        "and moves over several axes, were priced as if our own lowering made them.\n\n" + _predictions(entries)
         + "\n\n### Losses\n\nThe reduced program on virtual devices, with the layout and the strategy that are found "
         "for a machine so slow that everything is worth splitting: `mtf.Lowering` itself under the layout, "
         "`pase_mtf.lower` under the strategy per layer. Largest relative difference of the losses of two steps from "
