@@ -234,13 +234,3 @@ def test_operations_that_lack_what_their_role_is_about(files, tmp_path, number, 
     data["layers"][0]["operations"][number] |= changes
     data["hash"] = _hash(data)
     refused(tmp_path, "graph", json.dumps(data))
-
-
-def test_random_numbers_of_earlier_files_are_drawn_once(files, tmp_path):
-    data, made = copy.deepcopy(files["graph"]), {"dims": ["batch"], "shape": [16], "itemsize": 4}
-    data["layers"][0]["operations"].append(copy.deepcopy(data["layers"][0]["operations"][3]) | {
-        "type": "RandomOperation", "phase": "forward", "inputs": [], "outputs": [made], "dims": ["batch"]})
-    data["hash"] = _hash(data)
-    path = tmp_path / "graph.json"
-    path.write_text(json.dumps(data))
-    assert ComputationGraph.load(path).layers[0].operations[-1].role == "drawn"

@@ -377,8 +377,6 @@ def _operation(data: Mapping[str, Any], known: dict[object, object]) -> LayerOpe
     name_of = {key: name for name, key in keys_of(LayerOperation).items()}
     return LayerOperation(**{
         **{name_of[key]: value for key, value in data.items()},
-        # Earlier files have no such role.
-        "role": DRAWN if data["type"] == "RandomOperation" and data["kind"] != "none" else data.get("role", ""),
         **{name: once(data[name], known) for name in ("dims", "reduced", "shift")},
         "partial_sums": tuple(once(dims, known) for dims in data["partial_sums"]),
         "pending_outputs": tuple(data.get("handed_on", ())), "added_outputs": tuple(data.get("added_on", ())),
