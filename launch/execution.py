@@ -303,8 +303,7 @@ def _find(run: _Prepared) -> _Found:
         print(search_summary(told, run.graph))
     for arm in (arm for arm in run.arms if arm.name in pipelines):
         if not arm.argument or arm == run.arms[0]:  # a file to compare with is kept where it is
-            searched_beside = arm != run.arms[0] and run.arms[0].method == PIPELINE
-            pipelines[arm.name].save(run.files.path("searched_pipeline.json" if searched_beside else "pipeline.json"))
+            pipelines[arm.name].save(run.files.path(run.plan.options.pipeline_file(arm)))
         print(pipelines[arm.name].table())
     return _Found(strategies, pipelines, left_out, names, layout)
 

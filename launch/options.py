@@ -208,13 +208,16 @@ class Options:
             if self.resume and self.resume != AUTO:
                 check_whole_path("--resume", self.resume)
 
+    def pipeline_file(self, arm: ArmName) -> str:
+        """The name in the folder of the run under which the pipeline of an arm is kept."""
+        first = self.arms[0]
+        return "searched_pipeline.json" if arm != first and first.method == PIPELINE else "pipeline.json"
+
     def _check_replaces_none(self) -> None:
         """Raises UsageError where a run in its own folder would write over a file that it trains or compares with."""
         first, *others = self.arms
-        staged = first.method == PIPELINE
-        own, beside = {"pipeline.json" if staged else "strategy.json"}, set[str]()
-        if any(arm.method == PIPELINE and not arm.argument for arm in others):
-            beside.add("searched_pipeline.json" if staged else "pipeline.json")
+        own = {self.pipeline_file(first) if first.method == PIPELINE else "strategy.json"}
+        beside = {self.pipeline_file(arm) for arm in others if arm.method == PIPELINE and not arm.argument}
         # What is trained is written to its own file again, as it is.
         for flag, arm, written in (("strategy", first, beside), *(("compare", arm, own | beside) for arm in others)):
             places = {os.path.realpath(os.path.join(self.output_dir or "", name)) for name in written}

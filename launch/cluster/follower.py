@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
 import os
 import signal
 import sys
@@ -24,7 +23,7 @@ from pase_mtf.exit_codes import exit_code_of
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo
 from pase_mtf.launch.cluster.membership import Membership, started_by_launcher
 from pase_mtf.launch.console import SMALLER
-from pase_mtf.launch.data import Data, StepBatch, open_data
+from pase_mtf.launch.data import Data, StepBatch, are_same, open_data
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.training import BLOCK
@@ -36,10 +35,6 @@ if TYPE_CHECKING:  # loads TensorFlow
     from pase_mtf.launch.cluster.board import Board
 
 __all__ = ["follow", "main", "tell_run"]
-
-_SAME = 1e-3
-"""Between means of a feature of the same example."""
-
 
 def tell_run(board: Board, plan: Plan, data: Data) -> None:
     """Rank 0 tells the others what the run is to do.
@@ -129,9 +124,7 @@ def _run(told: Mapping[str, Any], devices: Devices) -> tuple[Plan, _Feed]:
     if data.describe() != told["data"]:
         raise MismatchError(f"--data={options.data}: rank {devices.rank} finds {shortened(data.describe())}, rank 0 "
                             f"{shortened(told['data'])}; give every host the same files under the same name")
-    # A decoder of pictures of another version may round otherwise.
-    if not all(math.isclose(mine, theirs, rel_tol=0.0, abs_tol=_SAME)
-               for mine, theirs in zip(data.sample(), told["sample"], strict=True)):
+    if not are_same(data.sample(), told["sample"]):
         raise MismatchError(f"--data={options.data}: rank {devices.rank} finds other examples there than rank 0, as "
                             "many of the same size; give every host the same files, and the same versions of packages")
     return plan, _Feed(data, BLOCK + 1)

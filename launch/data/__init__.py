@@ -6,14 +6,14 @@ import os
 from typing import cast, get_args
 
 from pase_mtf.errors import DataError
-from pase_mtf.launch.data.batches import ORDER, Batch, Data, Source, StepBatch, number_of
+from pase_mtf.launch.data.batches import ORDER, Batch, Data, Source, StepBatch, are_same, number_of
 from pase_mtf.launch.data.images import image_source
 from pase_mtf.launch.data.synthetic import synthetic_source
 from pase_mtf.launch.data.text import check_text, language_source, text_source
 from pase_mtf.models import Model
 from pase_mtf.models.presets import ImageConfig, ModelConfig, TextConfig
 
-__all__ = ["ORDER", "Batch", "Data", "Source", "StepBatch", "check_data", "number_of", "open_data"]
+__all__ = ["ORDER", "Batch", "Data", "Source", "StepBatch", "are_same", "check_data", "number_of", "open_data"]
 
 
 def open_data(spec: str | None, model: Model, config: ModelConfig, batch: int, seed: int) -> Data:

@@ -8,7 +8,8 @@ prefetching are done here, once, through tf.data. Example number i of the stream
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # slow to import: see `Data.batches`
 
     from pase_mtf.compat import tf
 
-__all__ = ["ORDER", "Batch", "Data", "Source", "StepBatch", "number_of"]
+__all__ = ["ORDER", "Batch", "Data", "Source", "StepBatch", "are_same", "number_of"]
 
 _KEYS = 3
 """Words of 32 bits that TensorFlow's kernel takes as a key (Simon, a block cipher, as a permutation)."""
@@ -32,9 +33,16 @@ _ROUNDS = 8
 
 _SAMPLED = 64
 """Examples that tell data apart."""
+_SAME = 1e-3
+"""Between means of a feature of the same example: a decoder of pictures of another version may round otherwise."""
 
 Batch = dict[str, np.ndarray]
 """Feature name -> values of a batch of examples."""
+
+
+def are_same(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether two samples (`Data.sample`), as many numbers each, are of the same data."""
+    return all(math.isclose(mine, theirs, rel_tol=0.0, abs_tol=_SAME) for mine, theirs in zip(one, other, strict=True))
 
 
 class StepBatch(Batch):

@@ -22,7 +22,7 @@ import numpy as np
 from pase_mtf import models
 from pase_mtf.errors import DataError, FormatError, UsageError, nearest, shortened
 from pase_mtf.files import is_empty, one_at_a_time, write_atomically
-from pase_mtf.launch.data import Batch, Data, Source
+from pase_mtf.launch.data import Batch, Data, Source, are_same
 from pase_mtf.models.checks import divisors
 
 if TYPE_CHECKING:
@@ -189,13 +189,11 @@ class RunFile:
 
 
 def _same_contents(before: Any, now: Any) -> bool:
-    """Whether data are the same as far as anybody looked: a decoder of pictures of another version may round
-    otherwise."""
+    """Whether data are the same as far as anybody looked; `before` is of a file."""
     if before is None or now is None:
         return True
-    return isinstance(before, list) and isinstance(now, list) and len(before) == len(now) and all(
-        isinstance(value, (int, float)) for value in before) and all(
-        math.isclose(mine, theirs, rel_tol=0.0, abs_tol=1e-3) for mine, theirs in zip(before, now, strict=True))
+    return isinstance(before, list) and len(before) == len(now) and all(
+        isinstance(value, (int, float)) for value in before) and are_same(before, now)
 
 
 def _apart(name: str, before: Any, now: Any) -> tuple[str, Any, Any]:

@@ -240,6 +240,10 @@ def _making(kernel: Kernel) -> Kernel:
     return kernel._replace(operation=_MAKING)
 
 
+_SPOILING = ValueError, TypeError, KeyError, tf.errors.OpError
+"""What a kernel that cannot be timed raises: text, say, of which no tensor is made."""
+
+
 class _Bench:
     """Some kernels in one graph and session."""
 
@@ -255,9 +259,9 @@ class _Bench:
         """Times all of them; where one of them spoils the graph for all, each by itself."""
         try:
             return self._measure(kernels)
-        except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:  # text, say, of which no tensor is made
+        except _SPOILING as error:
             if len(kernels) == 1:
-                self._failed[kernels[0]] = " ".join(str(error).split())[:200]
+                self._fail(kernels[0], error)
                 return {}
         sound = [kernel for kernel in kernels if self._is_sound(kernel)]
         if len(sound) < len(kernels):
@@ -272,9 +276,13 @@ class _Bench:
         try:
             with self.opened([kernel]):
                 return True
-        except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
-            self._failed[kernel] = " ".join(str(error).split())[:200]
+        except _SPOILING as error:
+            self._fail(kernel, error)
             return False
+
+    def _fail(self, kernel: Kernel, error: Exception) -> None:
+        """Notes why a kernel cannot be timed."""
+        self._failed[kernel] = " ".join(str(error).split())[:200]
 
     @contextlib.contextmanager
     def opened(self, kernels: Sequence[Kernel]) -> Iterator[Callable[[], dict[Kernel, Timing]]]:

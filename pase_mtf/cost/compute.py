@@ -15,8 +15,9 @@ from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.moves import handed_on, move_seconds
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.rows import adding_bytes, rows_seconds, travel_as_rows
-from pase_mtf.cost.signature import FILTER_GRADIENT, MULTIPLYING, PHASES, OperationSignature, TensorBytes, counted
+from pase_mtf.cost.signature import FILTER_GRADIENT, MULTIPLYING, OperationSignature, TensorBytes, counted
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings
+from pase_mtf.graph.layer_operation import PHASES
 from pase_mtf.machine.machine import NARROW, WIDE, Machine
 
 __all__ = ["PARTS", "layer_parts", "sum_seconds"]

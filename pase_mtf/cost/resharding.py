@@ -161,10 +161,11 @@ def _shared_memory_seconds(copied: np.ndarray, nodes: np.ndarray, sent: np.ndarr
     return total
 
 
-def _stock_seconds(source: DistinctShardings, target: DistinctShardings, nbytes: float,
-                   machine: Machine) -> np.ndarray:
-    """What Mesh-TF's allsplit, alltoall and allconcat of the dims that are split differently cost on shared cores, in
-    its order, in which slices are small while they move: [R, C]."""
+def _moved_by_axes(source: DistinctShardings, target: DistinctShardings, nbytes: float,
+                   ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """What Mesh-TF does with the axis that each dim is split over, where its split differs: its alltoall, allconcat and
+    allsplit, int64 [R, C, T] each, over so many devices, 1 where it is not that; and the bytes of a device once all is
+    split, float64 [R, C]."""
     shards, wanted = source.shards[:, None, :], target.shards[None, :, :]
     strides, others = source.strides[:, None, :], target.strides[None, :, :]
     same = (shards == wanted) & ((strides == others) | (shards == 1))
@@ -174,17 +175,29 @@ def _stock_seconds(source: DistinctShardings, target: DistinctShardings, nbytes:
              & (joined[..., :, None] > 1))
     members = np.where(pairs.any(axis=3), joined, 1)
     joined, split = np.where(members > 1, 1, joined), np.where(pairs.any(axis=2), 1, split)
+    return members, joined, split, nbytes / (shards.prod(axis=2) * split.prod(axis=2))
+
+
+def _outer_first(joined: np.ndarray, strides: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The axes that are joined and their strides in Mesh-TF's order, in which blocks are small while outer ones are."""
+    order = np.argsort(np.where(joined > 1, -strides, 1), axis=2)
+    return (np.take_along_axis(joined, order, axis=2),
+            np.take_along_axis(np.broadcast_to(strides, joined.shape), order, axis=2))
+
+
+def _stock_seconds(source: DistinctShardings, target: DistinctShardings, nbytes: float,
+                   machine: Machine) -> np.ndarray:
+    """What Mesh-TF's allsplit, alltoall and allconcat of the dims that are split differently cost on shared cores, in
+    its order, in which slices are small while they move: [R, C]."""
+    members, joined, split, block = _moved_by_axes(source, target, nbytes)
     splits = (split > 1).sum(axis=2)
-    block = nbytes / (shards.prod(axis=2) * split.prod(axis=2))  # of a device, when all is split
     # One slice each: the places of shards are constants once the graph is optimized, and computed once for all that
     # are split alike before. Slices of the first dim lie in memory as they are.
     sliced = (split[..., 1:] > 1).any(axis=2)
     seconds = machine.with_overhead(sliced * 2.0 * block / machine.memory_bandwidth, 1.0 * splits)
     exchanged = _exchange_seconds(block[..., None] * members, members, machine)
     seconds = seconds + np.where(members > 1, exchanged, 0.0).sum(axis=2)
-    # Outer axes are joined first, and what is joined then is larger every time.
-    order = np.argsort(np.where(joined > 1, -strides, 1), axis=2)
-    joined = np.take_along_axis(joined, order, axis=2)
+    joined, _ = _outer_first(joined, source.strides[:, None, :])  # what is joined is larger every time
     made = block[..., None] * np.cumprod(joined, axis=2)
     joins = np.where(joined > 1, machine.with_overhead(2.0 * made / machine.memory_bandwidth), 0.0)
     message = machine.overhead + machine.links[-1].latency
@@ -197,15 +210,7 @@ def _handed_round_seconds(source: DistinctShardings, target: DistinctShardings, 
                           machine: Machine) -> np.ndarray:
     """Seconds in which devices of their own hand on what Mesh-TF's alltoall and allconcat send round rings, either way,
     axis by axis in its order (`_stock_seconds`): [R, C]. Of a device's own link, as of an all-reduce."""
-    shards, wanted = source.shards[:, None, :], target.shards[None, :, :]
-    strides, others = source.strides[:, None, :], target.strides[None, :, :]
-    same = (shards == wanted) & ((strides == others) | (shards == 1))
-    joined, split = np.where(same, 1, shards), np.where(same, 1, wanted)
-    pairs = ((joined[..., :, None] == split[..., None, :]) & (strides[..., :, None] == others[..., None, :])
-             & (joined[..., :, None] > 1))
-    members = np.where(pairs.any(axis=3), joined, 1)
-    joined, split = np.where(members > 1, 1, joined), np.where(pairs.any(axis=2), 1, split)
-    block = nbytes / (shards.prod(axis=2) * split.prod(axis=2))
+    members, joined, _, block = _moved_by_axes(source, target, nbytes)
     bandwidth, latency = (np.array(values) for values in zip(
         *((link.bandwidth, link.latency) for link in machine.links), strict=True))
 
@@ -217,13 +222,10 @@ def _handed_round_seconds(source: DistinctShardings, target: DistinctShardings, 
     forward = (members - 1) // 2
     backward = members - 1 - forward
     sent = block[..., None] * (forward * (forward + 1) + backward * (backward + 1)) / (2.0 * members)
-    across = level(strides * members)
+    across = level(source.strides[:, None, :] * members)
     seconds = np.where(members > 1, sent / bandwidth[across] + backward * latency[across], 0.0)
-    # Outer axes are joined first, while blocks are small. Half of a ring's blocks arrive from either side: at the
-    # border of a node those of one side come from another node.
-    order = np.argsort(np.where(joined > 1, -strides, 1), axis=2)
-    strides = np.take_along_axis(np.broadcast_to(strides, joined.shape), order, axis=2)
-    joined = np.take_along_axis(joined, order, axis=2)
+    # Half of a ring's blocks arrive from either side: at the border of a node those of one side come from another node.
+    joined, strides = _outer_first(joined, source.strides[:, None, :])
     held = block[..., None] * np.cumprod(joined, axis=2) / joined
     across, within, far = level(strides * joined), level(2 * strides), joined // 2
     arriving = held * (far / bandwidth[across] + (joined - 1 - far) / bandwidth[within]) + far * latency[across]

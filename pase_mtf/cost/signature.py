@@ -21,10 +21,9 @@ from pase_mtf.graph.all_reduces import ITEMSIZE, at_once
 from pase_mtf.graph.computation_graph import ADDED, TOP_K, Layer, LayerOperation, Operand
 from pase_mtf.graph.layer_operation import DRAWN, REPEAT, SUM
 
-__all__ = ["FILTER_GRADIENT", "MULTIPLYING", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "counted",
+__all__ = ["FILTER_GRADIENT", "MULTIPLYING", "PRODUCTS", "OperationSignature", "TensorBytes", "counted",
            "layer_signature", "layer_signatures", "nameless", "waiting_bytes"]
 
-PHASES = ("forward", "backward", "update")
 PRODUCTS = ("matmul", "batched matmul")
 """Kinds of operation that are matrix products."""
 FILTER_GRADIENT = "filter gradient"

@@ -19,7 +19,7 @@ from pase_mtf.errors import FormatError, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.fields import EdgeFields, GraphFields, LayerFields, OperandFields
-from pase_mtf.graph.layer_operation import DRAWN, ROLES, TOP_K, LayerOperation, Operand
+from pase_mtf.graph.layer_operation import DRAWN, PHASES, ROLES, TOP_K, LayerOperation, Operand
 from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.graph.plain import from_plain, keys_of, once, to_plain, unhashed_keys
 from pase_mtf.graph.spans import Held, HeldCopy, read_spans
@@ -31,7 +31,11 @@ VERSION = 3
 ADDED = -1
 """`LayerOperation.index` of what stands in no program: what adds a microbatch's gradient to those before."""
 _MOST_MOMENTS = 10 ** 7
-_PHASES = ("forward", "backward", "update")
+_ENDS = {"rename": ((1, 1), (1, 1)), "shift": ((1, 1), (1, 1)), DRAWN: ((0, math.inf), (1, 1)),
+         TOP_K: ((1, math.inf), (1, math.inf)),
+         **dict.fromkeys(("filter gradient", "image gradient", "transposed convolution"),
+                         ((2, math.inf), (1, math.inf)))}
+"""Role -> how many tensors an operation of it reads, and how many it makes: least and most."""
 _MOST_TIMES = 2 ** 53
 """What a float tells apart: nothing happens more often in a step."""
 
@@ -253,7 +257,7 @@ def _problem(graph: ComputationGraph) -> str:
     for edge in graph.edges:
         if not (0 <= edge.source < len(names) and 0 <= edge.target < len(names)):
             return f"an edge from layer {shortened(edge.source)} to {shortened(edge.target)} of {len(names)}"
-        if edge.phase not in _PHASES:
+        if edge.phase not in PHASES:
             return f"tensor {shortened(edge.tensor)} moves in phase {shortened(edge.phase)}"
         if not 0 <= edge.trips <= _MOST_TIMES:
             return f"tensor {shortened(edge.tensor)} moves {shortened(edge.trips)} times"
@@ -295,17 +299,13 @@ def _problem_of_operation(operation: LayerOperation) -> str:
     if min(operation.flops, operation.nodes, operation.traffic, operation.broadcast_runs,
            operation.summed_again + 1) < 0:
         return f"{name} has less than no work"
-    if operation.phase not in _PHASES:
+    if operation.phase not in PHASES:
         return f"{name} is of phase {shortened(operation.phase)}"
-    if operation.role in ("rename", "shift") and (len(operation.inputs), len(operation.outputs)) != (1, 1):
+    inputs, outputs = _ENDS.get(operation.role, ((0, math.inf), (0, math.inf)))
+    if not (inputs[0] <= len(operation.inputs) <= inputs[1] and outputs[0] <= len(operation.outputs) <= outputs[1]):
         return f"{name} is a {operation.role} of {len(operation.inputs)} tensors to {len(operation.outputs)}"
-    if (operation.role == DRAWN or operation.index == ADDED) and len(operation.outputs) != 1:
-        return f"{name} draws or adds up {len(operation.outputs)} tensors"
-    if operation.role == TOP_K and not (operation.inputs and operation.outputs):
-        return f"{name} finds the largest of nothing"
-    if operation.role in ("filter gradient", "image gradient", "transposed convolution") and (
-            len(operation.inputs) < 2 or not operation.outputs):
-        return f"{name} is a {operation.role} of {len(operation.inputs)} tensors to {len(operation.outputs)}"
+    if operation.index == ADDED and len(operation.outputs) != 1:
+        return f"{name} adds up {len(operation.outputs)} tensors"
     if operation.kind == "gather" and not operation.traffic and not operation.inputs:
         return f"{name} cuts rows out of nothing"
     if operation.kind == "matmul" and not operation.outputs:

@@ -8,8 +8,10 @@ from collections.abc import Collection
 from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.graph.spans import Held
 
-__all__ = ["DRAWN", "REPEAT", "ROLES", "SUM", "TOP_K", "LayerOperation", "Operand"]
+__all__ = ["DRAWN", "PHASES", "REPEAT", "ROLES", "SUM", "TOP_K", "LayerOperation", "Operand"]
 
+PHASES = ("forward", "backward", "update")
+"""Of a training step, in their order."""
 TOP_K = "top-k"
 """The role of what finds the largest elements along a dim: where that is split every device gets what all have found,
 and chooses among it."""

@@ -13,10 +13,10 @@ from tabulate import tabulate
 from typing_extensions import NotRequired, TypedDict
 
 from pase_mtf.amounts import bytes_text, gap_text
-from pase_mtf.cost.signature import PHASES
 from pase_mtf.errors import FormatError, PaseError, UsageError
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.graph.configurations import Configuration
+from pase_mtf.graph.layer_operation import PHASES
 from pase_mtf.pipeline.schedule import SCHEDULES
 from pase_mtf.pipeline.simulate import Doing, Laid, Sending, StageSeconds, doings
 from pase_mtf.simulator.timeline import Slice, Timeline
@@ -141,7 +141,7 @@ def task_text(phase: str, microbatch: int) -> str:
     """What a stage does, for people: for which microbatch, or the update.
 
     Args:
-      phase: one of `signature.PHASES`.
+      phase: one of `graph.layer_operation.PHASES`.
       microbatch: counted from 0; of an update it does not matter.
     """
     return PHASES[-1] if phase == PHASES[-1] else f"microbatch {microbatch + 1}"

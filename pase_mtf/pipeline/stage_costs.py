@@ -13,9 +13,10 @@ import numpy as np
 from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.cost.compute import PARTS
 from pase_mtf.cost.memory import MemoryModel
-from pase_mtf.cost.signature import PHASES, layer_signature
+from pase_mtf.cost.signature import layer_signature
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.graph.configurations import Configuration
+from pase_mtf.graph.layer_operation import PHASES
 from pase_mtf.pipeline.blocks import Blocks, transfer
 from pase_mtf.pipeline.prices import StagePrices
 from pase_mtf.pipeline.stage_memory import StageMemory

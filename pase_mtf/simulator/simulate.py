@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pase_mtf.cost.build import PricedNetwork
-from pase_mtf.cost.signature import PHASES
 from pase_mtf.errors import UsageError
+from pase_mtf.graph.layer_operation import PHASES
 from pase_mtf.simulator.changing import ChangingTasks
 from pase_mtf.simulator.schedule import PICOSECONDS, schedule
 from pase_mtf.simulator.slots import KINDS, TaskNames, join

@@ -11,9 +11,10 @@ import numpy as np
 from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.cost.compute import PARTS, sum_seconds
 from pase_mtf.cost.resharding import Reshardings
-from pase_mtf.cost.signature import PHASES, OperationSignature, counted, layer_signature, waiting_bytes
+from pase_mtf.cost.signature import OperationSignature, counted, layer_signature, waiting_bytes
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions
 from pase_mtf.graph.computation_graph import ADDED, Edge, Layer
+from pase_mtf.graph.layer_operation import PHASES
 from pase_mtf.graph.partition import groups
 
 __all__ = ["LayerStages", "Stage", "Stages", "first_operations", "gradient_seconds", "nodes_by_phase"]

@@ -21,10 +21,10 @@ import numpy as np
 from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.dim_relations import Sharded
-from pase_mtf.cost.signature import PHASES
 from pase_mtf.cost.slicing import copying
 from pase_mtf.cost.tables import ConfigurationTable
 from pase_mtf.graph.computation_graph import Edge
+from pase_mtf.graph.layer_operation import PHASES
 from pase_mtf.graph.looked_up import LookedUp, summed_as_rows
 from pase_mtf.graph.partition import Partition, groups, scattered_sum, with_partial_sums
 from pase_mtf.simulator.slots import KINDS, Copies, Slot, SlotBuilder, transfer_slot
